@@ -1,0 +1,200 @@
+"""Every knob, defined once.
+
+A knob is a field of one of the frozen dataclasses below. The CLI's flags, `Omni`'s keyword arguments and the stage
+process's settings are all made from these definitions. "auto" stays "auto" here: whoever resolves it makes a new
+value and keeps it to itself. This is also the only module that reads the environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from polymux.errors import ConfigError
+
+Group = TypeVar("Group")
+
+
+def knob(
+    default: Any = dataclasses.MISSING,
+    help: str = "",
+    *,
+    choices: tuple[str, ...] | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    flag: str | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """A dataclass field with what is allowed and what it is for. `flag` replaces the flag made from the name."""
+    meta = dict(help=help, choices=choices, minimum=minimum, maximum=maximum, flag=flag, metavar=metavar)
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=meta)
+    return field(default=default, metadata=meta)
+
+
+class Checked:
+    """Checks every field's type and range when an instance is made."""
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(typing.cast(Any, self)):
+            if f.metadata:
+                _check(f, field_type(type(self), f.name), getattr(self, f.name))
+
+
+def field_type(group: type, name: str) -> Any:
+    """The resolved annotation of a field."""
+    return typing.get_type_hints(group)[name]
+
+
+def _check(f: dataclasses.Field[Any], kind: Any, value: Any) -> None:
+    name, meta = f.name, f.metadata
+    try:
+        msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name}={value!r}: {error}", param=name) from None
+    if value is None:
+        return
+    if meta["choices"] is not None and value not in meta["choices"]:
+        raise ConfigError(f"{name}={value!r}: allowed are {', '.join(meta['choices'])}", param=name)
+    if meta["minimum"] is not None and value < meta["minimum"]:
+        raise ConfigError(f"{name}={value!r}: must be at least {meta['minimum']}", param=name)
+    if meta["maximum"] is not None and value > meta["maximum"]:
+        raise ConfigError(f"{name}={value!r}: must be at most {meta['maximum']}", param=name)
+
+
+DTYPES = ("auto", "bf16", "fp16", "fp32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Checked):
+    """Model: what to load, from where, and how"""
+
+    model: str = knob(help="a folder, a hub id such as Qwen/Qwen-Image, or 'demo' (the embedded model)")
+    revision: str | None = knob(None, "branch, tag or commit on the hub")
+    cache_dir: str | None = knob(None, "where hub downloads are kept (default: the hub's own cache)")
+    dtype: str = knob("auto", "auto: bf16 on a GPU, fp32 on a CPU", choices=DTYPES)
+    load_format: str = knob(
+        "auto", "dummy: random weights from the configs alone, for benchmarks", choices=("auto", "dummy")
+    )
+    num_weight_load_threads: int = knob(4, "threads that read weight files", minimum=1, maximum=256)
+    enable_multithread_weight_load: bool = knob(
+        True, "read weight files with one thread", flag="--disable-multithread-weight-load"
+    )
+    model_class_name: str | None = knob(None, "pipeline class of diffusers to use in place of the checkpoint's own")
+    diffusers_load_kwargs: dict[str, Any] = knob({}, "passed on to from_pretrained", metavar="JSON")
+    diffusers_call_kwargs: dict[str, Any] = knob({}, "passed on to every pipeline call", metavar="JSON")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig(Checked):
+    """Device: where the model runs"""
+
+    device: str = knob("auto", "auto, cpu, cuda or cuda:N")
+    num_threads: int | None = knob(None, "CPU threads of the stage process (default: torch's own)", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig(Checked):
+    """Scheduling: what runs together"""
+
+    max_num_seqs: int = knob(8, "requests in flight; 1 runs requests one after the other, unbatched", minimum=1)
+    max_batched_tokens: int = knob(
+        16384, "latent tokens in one merged call; a larger single call still runs, alone", minimum=1
+    )
+    max_queue: int = knob(256, "requests that may wait for a place in flight; more are refused with 429", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitsConfig(Checked):
+    """Limits: what a request may ask for"""
+
+    max_inference_steps: int = knob(1000, "denoising steps of one request", minimum=1)
+    max_num_outputs: int = knob(10, "outputs per prompt", minimum=1)
+    max_generated_image_size: int = knob(7680 * 4320, "pixels of one generated picture or frame", minimum=1)
+    max_num_frames: int = knob(1024, "frames of one generated video", minimum=1)
+    max_prompt_length: int = knob(32768, "characters of a prompt", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessConfig(Checked):
+    """Processes: starting, watching and stopping stages"""
+
+    stage_init_timeout: float = knob(1800.0, "seconds a stage may take until it is ready", minimum=1)
+    warmup: bool = knob(True, "make one small generation before reporting ready")
+    restart_stages: bool = knob(False, "start a stage again when its process dies, in place of exiting")
+    shutdown_grace: float = knob(30.0, "seconds that requests in flight get to finish on SIGTERM", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """All that a stage process needs to know."""
+
+    model: ModelConfig
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    process: ProcessConfig = field(default_factory=ProcessConfig)
+
+    @classmethod
+    def from_flat(cls, **values: Any) -> EngineConfig:
+        """From keyword arguments as `Omni(...)` takes them. Raises ConfigError on an unknown or impossible one."""
+        return build(cls, values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig(Checked):
+    """Server: how clients reach it"""
+
+    host: str = knob("127.0.0.1", "address to listen on")
+    port: int = knob(8000, "port to listen on; 0 picks a free one and prints it", minimum=0, maximum=65535)
+    served_model_name: str | None = knob(None, "name that clients use (default: the model as given)")
+    max_body_bytes: int = knob(32 * 2**20, "bytes of a request body", minimum=1024)
+    log_level: str = knob("info", "how much to log", choices=("debug", "info", "warning", "error"))
+
+
+def groups_of(config: type) -> dict[str, type]:
+    """Field name -> group class, for the fields of `config` that are groups of knobs."""
+    hints = typing.get_type_hints(config)
+    return {f.name: hints[f.name] for f in dataclasses.fields(config) if issubclass(hints[f.name], Checked)}
+
+
+def build(config: type[Group], values: dict[str, Any]) -> Group:
+    """Sort flat keyword arguments into the groups of `config`."""
+    groups = groups_of(config)
+    owner = {f.name: name for name, group in groups.items() for f in dataclasses.fields(group)}
+    for key in values:
+        if key not in owner:
+            raise ConfigError(f"unknown argument {key!r}; known are {', '.join(sorted(owner))}", param=key)
+    made = {}
+    for name, group in groups.items():
+        mine = {k: v for k, v in values.items() if owner[k] == name}
+        missing = [f.name for f in dataclasses.fields(group) if _required(f) and f.name not in mine]
+        if missing:
+            raise ConfigError(f"missing argument {missing[0]!r}", param=missing[0])
+        made[name] = group(**mine)
+    return config(**made)
+
+
+def _required(f: dataclasses.Field[Any]) -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def without_none(kind: Any) -> Any:
+    """`int` for `int | None`; other types as they are."""
+    if isinstance(kind, types.UnionType):
+        (kind,) = [k for k in typing.get_args(kind) if k is not type(None)]
+    return kind
+
+
+def hub_offline() -> bool:
+    """Whether the user asked for no network access to the hub."""
+    return any(
+        os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    )

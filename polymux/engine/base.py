@@ -1,0 +1,37 @@
+"""The interface of a stage engine: add, abort, step.
+
+An engine runs one stage of a model on one device. It is single-threaded and knows neither processes nor HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from polymux.request import Capabilities, Event, Request, StageStats
+
+
+class StageEngine(Protocol):
+    """Runs requests. `step` does a bounded piece of work and returns what happened."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def stats(self) -> StageStats: ...
+
+    @property
+    def busy(self) -> bool:
+        """True while some request is running or waiting."""
+        ...
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises InvalidRequestError; then the engine holds nothing of it."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request at its next component call; a later `step` reports it as Failed. Unknown ids are no error."""
+        ...
+
+    def step(self) -> list[Event]: ...
+
+    def close(self) -> None: ...

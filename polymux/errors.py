@@ -1,0 +1,116 @@
+"""Every error that polymux raises on purpose.
+
+Each class carries the HTTP status it turns into, so that the server, the Python API and the CLI agree. An error that
+crosses from a stage process to the API process travels as an `ErrorInfo` and is rebuilt by `from_info`.
+
+PolymuxError                      500
+ ├─ ConfigError                   exit code 2   a flag, a combination of flags, or a value is impossible
+ ├─ CheckpointError               exit code 1   the checkpoint is missing, incomplete or inconsistent
+ ├─ InvalidRequestError           400           one field of a request is wrong (names field, value, what is allowed)
+ │   └─ ModelNotFoundError        404
+ ├─ PayloadTooLargeError          413
+ ├─ QueueFullError                429           with Retry-After
+ ├─ RequestAbortedError           499           the client left, or somebody called abort()
+ ├─ NotReadyError                 503           still loading, draining, or the stage is gone
+ │   └─ StageDeadError            503           the stage process died while it held the request
+ └─ GenerationError               500           the request failed inside the model
+     ├─ OutOfMemoryError          500           this request alone does not fit
+     └─ NonFiniteOutputError      500           the model produced NaN or infinity
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    """The wire form of an error."""
+
+    kind: str
+    message: str
+    param: str | None = None
+
+
+class PolymuxError(Exception):
+    """Base class. `message` is one clear line; `param` names the field at fault, if it is one field."""
+
+    status = 500
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    @property
+    def type(self) -> str:
+        """OpenAI's `error.type`."""
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+    def info(self) -> ErrorInfo:
+        return ErrorInfo(type(self).__name__, self.message, self.param)
+
+
+class ConfigError(PolymuxError):
+    code = "invalid_config"
+
+
+class CheckpointError(PolymuxError):
+    code = "invalid_checkpoint"
+
+
+class InvalidRequestError(PolymuxError):
+    status = 400
+    code = "invalid_value"
+
+
+class ModelNotFoundError(InvalidRequestError):
+    status = 404
+    code = "model_not_found"
+
+
+class PayloadTooLargeError(PolymuxError):
+    status = 413
+    code = "payload_too_large"
+
+
+class QueueFullError(PolymuxError):
+    status = 429
+    code = "queue_full"
+    retry_after_s = 1
+
+
+class RequestAbortedError(PolymuxError):
+    status = 499
+    code = "request_aborted"
+
+
+class NotReadyError(PolymuxError):
+    status = 503
+    code = "not_ready"
+
+
+class StageDeadError(NotReadyError):
+    code = "stage_dead"
+
+
+class GenerationError(PolymuxError):
+    code = "generation_failed"
+
+
+class OutOfMemoryError(GenerationError):
+    code = "out_of_memory"
+
+
+class NonFiniteOutputError(GenerationError):
+    code = "non_finite_output"
+
+
+def _tree(cls: type[PolymuxError]) -> list[type[PolymuxError]]:
+    return [cls, *(c for sub in cls.__subclasses__() for c in _tree(sub))]
+
+
+def from_info(info: ErrorInfo) -> PolymuxError:
+    """Rebuild an error from its wire form; an unknown kind becomes a `GenerationError`."""
+    kinds = {cls.__name__: cls for cls in _tree(PolymuxError)}
+    return kinds.get(info.kind, GenerationError)(info.message, param=info.param)

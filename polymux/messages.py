@@ -1,0 +1,63 @@
+"""What the API process and a stage process say to each other.
+
+Frames on a local socket pair: four bytes of length (big-endian), then one msgpack message. The end of the stream means
+that the other side is gone.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from polymux.config import EngineConfig
+from polymux.errors import ErrorInfo
+from polymux.request import Capabilities, Failed, Finished, Progress, Request, StageStats
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """First message to a stage: load this."""
+
+    config: EngineConfig
+
+
+class Add(msgspec.Struct, frozen=True, tag="add"):
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    request_id: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Finish what is in flight, then exit with code 0."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The model is loaded and has made a real generation."""
+
+    capabilities: Capabilities
+
+
+class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
+    """The stage cannot start or go on; it exits after this."""
+
+    error: ErrorInfo
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    stats: StageStats
+
+
+ToStage = Start | Add | Abort | Stop
+FromStage = Ready | Fatal | Stats | Progress | Finished | Failed
+
+LENGTH = struct.Struct("!I")
+to_stage = msgspec.msgpack.Decoder(ToStage)
+from_stage = msgspec.msgpack.Decoder(FromStage)
+
+
+def frame(message: ToStage | FromStage) -> bytes:
+    """One message as it goes over the socket."""
+    body = msgspec.msgpack.encode(message)
+    return LENGTH.pack(len(body)) + body

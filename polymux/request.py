@@ -1,0 +1,148 @@
+"""The nouns of a request: what is asked, how, and what comes back.
+
+Plain data that crosses process borders as msgpack. Knows neither torch nor HTTP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from polymux.errors import ErrorInfo
+
+Modality = Literal["image", "video", "audio", "text"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OmniDiffusionSamplingParams:
+    """How to generate with a diffusion pipeline. None leaves a value to the pipeline's own default.
+
+    A field that the pipeline does not take is an error, never ignored.
+    """
+
+    height: int | None = None  # pixels
+    width: int | None = None  # pixels
+    num_frames: int | None = None
+    fps: float | None = None  # frames per second, for pipelines that are conditioned on it
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
+    guidance_scale_2: float | None = None  # of the low-noise denoiser, where there are two
+    true_cfg_scale: float | None = None
+    strength: float | None = None  # 0..1, how far an input image is changed
+    seed: int | None = None  # None draws one; the output says which
+    generator: Any = None  # torch.Generator whose state is used in place of a seed; not advanced
+    num_outputs_per_prompt: int = 1  # output i is the one of seed + i
+    negative_prompt: str | None = None
+    sigmas: tuple[float, ...] | None = None
+    timesteps: tuple[float, ...] | None = None
+    max_sequence_length: int | None = None  # tokens of the prompt
+    output_type: Literal["pil", "np", "latent"] = "pil"
+    extra_args: dict[str, Any] = field(default_factory=dict)  # the pipeline's own further arguments
+
+
+class ImageData(msgspec.Struct, frozen=True, tag="image"):
+    """A picture as raw pixels: `data` holds height x width pixels of PIL mode `mode`."""
+
+    mode: str
+    width: int
+    height: int
+    data: bytes
+
+
+class ArrayData(msgspec.Struct, frozen=True, tag="array"):
+    """A C-contiguous array: frames (frames, height, width, channels), audio (channels, samples), latents."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+Media = ImageData | ArrayData
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt with everything that is needed to answer it."""
+
+    request_id: str
+    prompt: str | None = None
+    negative_prompt: str | None = None
+    media: dict[str, list[Media]] = {}  # by the pipeline's argument name: image, mask_image, video, audio, ...
+    params: OmniDiffusionSamplingParams = OmniDiffusionSamplingParams()
+    generator_state: bytes | None = None  # of params.generator, which itself does not travel
+
+
+class RequestMetrics(msgspec.Struct, frozen=True):
+    """Where the time of a request went, in seconds, and how much work it was.
+
+    encode, denoise and decode are the seconds of the component calls that the request took part in; a merged call
+    counts in full for each request in it.
+    """
+
+    queue: float = 0.0
+    encode: float = 0.0
+    denoise: float = 0.0
+    decode: float = 0.0
+    total: float = 0.0
+    steps: int = 0
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """A request has come this far. `total` is 0 while unknown."""
+
+    request_id: str
+    phase: Literal["queued", "encode", "denoise", "decode"]
+    step: int
+    total: int
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished"):
+    """A request is done: one entry of `outputs` and `seeds` per output, in order."""
+
+    request_id: str
+    modality: Modality
+    outputs: list[list[Media]]  # an output is usually one medium; layered models and sounding videos have several
+    seeds: list[int | None]
+    metrics: RequestMetrics
+    fps: float | None = None
+    sample_rate: int | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """A request ended without output."""
+
+    request_id: str
+    error: ErrorInfo
+
+
+Event = Progress | Finished | Failed
+
+
+class StageStats(msgspec.Struct, frozen=True):
+    """What a stage has done since it started (totals) and is doing now."""
+
+    running: int = 0
+    waiting: int = 0
+    steps: int = 0  # denoising steps, each request's counted
+    calls: dict[str, int] = {}  # component calls that ran, by component
+    merged: dict[str, int] = {}  # requests' calls that these answered, by component
+    seconds: dict[str, float] = {}  # by phase: encode, denoise, decode
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What the loaded model can do; sent by the stage when it is ready, used to check requests before any work."""
+
+    family: str | None  # None: a pipeline that polymux has no declaration for
+    pipeline: str
+    modality: Modality
+    arguments: tuple[str, ...]  # what the pipeline's call takes
+    required: tuple[str, ...]  # of these, the ones without a default
+    media: dict[str, int]  # media arguments and how many items each takes; required ones are in `required`
+    size_multiple: int = 1
+    frames_multiple: int = 1  # num_frames - 1 must be a multiple of it
+    refused: dict[str, str] = {}  # arguments that this checkpoint would ignore, and why
+    merges: bool = False
+    device: str = "cpu"
+    dtype: str = "float32"
+    parameters: int = 0
