@@ -1,0 +1,257 @@
+"""Checks a request against what the loaded model takes and what the operator allows, before any work is done.
+
+Pure functions over the nouns. A request that passes can be encoded for the wire, decoded on the other side, and names
+only arguments that the pipeline takes. What only the pipeline itself can know (a size that no scheduler likes, the
+default of a size that is not given) is not checked here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import reprlib
+from typing import Any
+
+from polymux.config import LimitsConfig
+from polymux.errors import InvalidRequestError
+from polymux.request import ArrayData, Capabilities, ImageData, OmniDiffusionSamplingParams, Request
+
+SEEDS = 2**64
+MAX_NESTING = 16
+
+# Answered by the engine, so no pipeline needs to take them. All other fields are arguments of the pipeline.
+_ENGINE_FIELDS = {"seed", "generator", "num_outputs_per_prompt", "output_type", "extra_args"}
+ARGUMENT_FIELDS = tuple(f.name for f in dataclasses.fields(OmniDiffusionSamplingParams) if f.name not in _ENGINE_FIELDS)
+_FINITE = ("guidance_scale", "guidance_scale_2", "true_cfg_scale")
+_CHANNELS = {"L": 1, "LA": 2, "P": 1, "RGB": 3, "RGBA": 4, "CMYK": 4, "YCbCr": 3, "HSV": 3, "I;16": 2, "I": 4, "F": 4}
+_DTYPE_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "float16": 2, "uint32": 4, "int32": 4, "float32": 4,
+    "uint64": 8, "int64": 8, "float64": 8,
+}  # fmt: skip
+
+
+def validate(request: Request, capabilities: Capabilities, limits: LimitsConfig) -> None:
+    """Raises InvalidRequestError with the field, its value and what is allowed."""
+    params = request.params
+    _check_texts(request, limits)
+    _check_extra_args(params.extra_args, capabilities)
+    _check_names(request, capabilities)
+    _check_size(params, capabilities, limits)
+    _check_frames(params, capabilities, limits)
+    _check_counts(params, limits)
+    _check_scales(params)
+    _check_schedule(params, limits)
+    _check_randomness(request)
+    _check_media(request, capabilities)
+    _check_combinations(request, capabilities)
+
+
+def given_arguments(request: Request) -> dict[str, Any]:
+    """Every argument of the pipeline that the request sets, by name, its media included."""
+    given = {name: getattr(request.params, name) for name in ARGUMENT_FIELDS}
+    given["prompt"] = request.prompt
+    given["negative_prompt"] = negative_prompt(request)
+    given = {name: value for name, value in given.items() if value is not None}
+    return given | request.media | request.params.extra_args
+
+
+def negative_prompt(request: Request) -> str | None:
+    """The request's own negative prompt, or else the one of its parameters."""
+    return request.params.negative_prompt if request.negative_prompt is None else request.negative_prompt
+
+
+def refuse(name: str, value: Any, why: str) -> InvalidRequestError:
+    """The error for a field that has the wrong value. Long values are cut."""
+    return InvalidRequestError(f"{name}={reprlib.repr(value)}: {why}", param=name)
+
+
+def _check_texts(request: Request, limits: LimitsConfig) -> None:
+    if not isinstance(request.request_id, str) or not request.request_id or not _encodable(request.request_id):
+        raise refuse("request_id", request.request_id, "must be a string that is not empty")
+    texts = [
+        ("prompt", request.prompt),
+        ("negative_prompt", request.negative_prompt),
+        ("negative_prompt", request.params.negative_prompt),
+    ]
+    for name, text in texts:
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise refuse(name, text, "must be a string")
+        if len(text) > limits.max_prompt_length:
+            allowed = f"allowed are {limits.max_prompt_length} (--max-prompt-length)"
+            raise InvalidRequestError(f"{name} has {len(text)} characters: {allowed}", param=name)
+        if not _encodable(text):
+            raise InvalidRequestError(f"{name} is not valid Unicode: it holds a lone surrogate", param=name)
+
+
+def _check_names(request: Request, capabilities: Capabilities) -> None:
+    given = given_arguments(request)
+    takes = {*capabilities.arguments, *capabilities.media}
+    for name, value in given.items():
+        if name in capabilities.refused:
+            raise _refuse_argument(request, name, value, capabilities.refused[name])
+        if name not in takes:
+            why = f"{capabilities.pipeline} does not take it; it takes {', '.join(sorted(takes))}"
+            raise _refuse_argument(request, name, value, why)
+    if request.params.output_type == "latent" and "output_type" not in capabilities.arguments:
+        raise refuse("output_type", "latent", f"{capabilities.pipeline} cannot return latents; allowed are pil, np")
+    for name in capabilities.required:
+        if name not in given:
+            raise InvalidRequestError(f"{name} is missing: {capabilities.pipeline} needs it", param=name)
+
+
+def _refuse_argument(request: Request, name: str, value: Any, why: str) -> InvalidRequestError:
+    if name in request.media or name in ("prompt", "negative_prompt"):
+        return InvalidRequestError(f"{name}: {why}", param=name)  # pixels and texts have no place in a message
+    return refuse(name, value, why)
+
+
+def _check_size(params: OmniDiffusionSamplingParams, capabilities: Capabilities, limits: LimitsConfig) -> None:
+    pixels, multiple = limits.max_generated_image_size, capabilities.size_multiple
+    for name, value in (("height", params.height), ("width", params.width)):
+        if value is None:
+            continue
+        _check_integer(name, value, 1, pixels)
+        if value % multiple:
+            near = [n for n in (value - value % multiple, value - value % multiple + multiple) if n > 0]
+            raise refuse(name, value, f"must be a multiple of {multiple}, such as {' or '.join(map(str, near))}")
+    if params.height and params.width and params.height * params.width > pixels:
+        size = f"{params.width}x{params.height} has {params.width * params.height} pixels"
+        raise InvalidRequestError(f"{size}: allowed are {pixels} (--max-generated-image-size)", param="size")
+
+
+def _check_frames(params: OmniDiffusionSamplingParams, capabilities: Capabilities, limits: LimitsConfig) -> None:
+    if params.num_frames is not None:
+        _check_integer("num_frames", params.num_frames, 1, limits.max_num_frames, "--max-num-frames")
+        over = (params.num_frames - 1) % capabilities.frames_multiple
+        if over:
+            near = params.num_frames - over
+            why = f"must be 1 more than a multiple of {capabilities.frames_multiple}, such as {near}"
+            raise refuse("num_frames", params.num_frames, f"{why} or {near + capabilities.frames_multiple}")
+    if params.fps is not None and (not _is_finite(params.fps) or params.fps <= 0):
+        raise refuse("fps", params.fps, "must be a finite number above 0")
+
+
+def _check_counts(params: OmniDiffusionSamplingParams, limits: LimitsConfig) -> None:
+    _check_integer(
+        "num_outputs_per_prompt", params.num_outputs_per_prompt, 1, limits.max_num_outputs, "--max-num-outputs"
+    )
+    if params.num_inference_steps is not None:
+        steps = params.num_inference_steps
+        _check_integer("num_inference_steps", steps, 1, limits.max_inference_steps, "--max-inference-steps")
+    if params.max_sequence_length is not None:
+        length = params.max_sequence_length
+        _check_integer("max_sequence_length", length, 1, limits.max_prompt_length, "--max-prompt-length")
+    if params.output_type not in ("pil", "np", "latent"):
+        raise refuse("output_type", params.output_type, "allowed are pil, np, latent")
+
+
+def _check_scales(params: OmniDiffusionSamplingParams) -> None:
+    for name in _FINITE:
+        value = getattr(params, name)
+        if value is not None and not _is_finite(value):
+            raise refuse(name, value, "must be a finite number")
+    if params.strength is not None and not (_is_finite(params.strength) and 0 <= params.strength <= 1):
+        raise refuse("strength", params.strength, "must be a number from 0 to 1")
+
+
+def _check_schedule(params: OmniDiffusionSamplingParams, limits: LimitsConfig) -> None:
+    if params.sigmas is not None and params.timesteps is not None:
+        raise refuse("timesteps", params.timesteps, "cannot be combined with sigmas")
+    for name, values in (("sigmas", params.sigmas), ("timesteps", params.timesteps)):
+        if values is None:
+            continue
+        if not isinstance(values, (tuple, list)) or not all(_is_finite(v) and v >= 0 for v in values):
+            raise refuse(name, values, "must be a list of finite numbers, none below 0")
+        if not 1 <= len(values) <= limits.max_inference_steps:
+            allowed = f"allowed are 1 to {limits.max_inference_steps} (--max-inference-steps)"
+            raise InvalidRequestError(f"{name} has {len(values)} entries: {allowed}", param=name)
+        if params.num_inference_steps not in (None, len(values)):
+            raise refuse("num_inference_steps", params.num_inference_steps, f"{name} has {len(values)} entries")
+
+
+def _check_randomness(request: Request) -> None:
+    params = request.params
+    if params.generator is not None:
+        raise InvalidRequestError("generator: its state travels as the request's generator_state", param="generator")
+    if params.seed is None:
+        return
+    _check_integer("seed", params.seed, 0, SEEDS - params.num_outputs_per_prompt)
+    if request.generator_state is not None:
+        raise refuse("seed", params.seed, "cannot be combined with generator")
+
+
+def _check_media(request: Request, capabilities: Capabilities) -> None:
+    for name, items in request.media.items():
+        most = capabilities.media.get(name, 0)
+        if not isinstance(items, list) or not 1 <= len(items) <= most:
+            count = len(items) if isinstance(items, list) else type(items).__name__
+            raise InvalidRequestError(f"{name}: {count} given, allowed are 1 to {most}", param=name)
+        for item in items:
+            if not _consistent(item):
+                raise InvalidRequestError(f"{name}: its bytes do not fit its type and shape", param=name)
+
+
+def _check_combinations(request: Request, capabilities: Capabilities) -> None:
+    scale = request.params.true_cfg_scale
+    takes_negative = "negative_prompt" in capabilities.arguments
+    if scale is not None and scale > 1 and takes_negative and negative_prompt(request) is None:
+        raise refuse("true_cfg_scale", scale, "has an effect only with a negative_prompt, which may be empty")
+
+
+def _check_extra_args(extra: dict[str, Any], capabilities: Capabilities) -> None:
+    if not isinstance(extra, dict) or not all(isinstance(key, str) for key in extra):
+        raise refuse("extra_args", extra, "must be a dict with argument names as keys")
+    for name, value in extra.items():
+        if name in ARGUMENT_FIELDS or name in _ENGINE_FIELDS or name == "prompt":
+            raise refuse(f"extra_args.{name}", value, f"use the field {name}")
+        if name in capabilities.media:
+            raise InvalidRequestError(f"extra_args.{name}: give it as media", param=f"extra_args.{name}")
+        if not _plain(value):
+            allowed = "allowed are None, booleans, integers, finite numbers, strings, and lists and dicts of these"
+            raise refuse(f"extra_args.{name}", value, allowed)
+
+
+def _check_integer(name: str, value: Any, low: int, high: int, flag: str = "") -> None:
+    if type(value) is not int:  # bool is a subclass of int, and not a count
+        raise refuse(name, value, "must be an integer")
+    if not low <= value <= high:
+        raise refuse(name, value, f"must be from {low} to {high}" + (f" ({flag})" if flag else ""))
+
+
+def _is_finite(value: Any) -> bool:
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    return type(value) is float and math.isfinite(value)
+
+
+def _plain(value: Any, depth: int = 0) -> bool:
+    """Whether a value arrives on the other side as it is."""
+    if depth > MAX_NESTING:
+        return False
+    if type(value) in (list, tuple):
+        return all(_plain(item, depth + 1) for item in value)
+    if type(value) is dict:
+        return all(type(k) is str and _encodable(k) and _plain(v, depth + 1) for k, v in value.items())
+    if type(value) is str:
+        return _encodable(value)
+    return value is None or type(value) is bool or _is_finite(value)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _consistent(item: Any) -> bool:
+    if isinstance(item, ImageData):
+        channels = _CHANNELS.get(item.mode, 0)
+        return item.width > 0 < item.height and len(item.data) == item.width * item.height * channels > 0
+    if isinstance(item, ArrayData):
+        size = _DTYPE_BYTES.get(item.dtype, 0) * math.prod(item.shape)
+        return all(n >= 0 for n in item.shape) and len(item.data) == size > 0
+    return False
