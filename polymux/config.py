@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import types
 import typing
 from dataclasses import dataclass, field
@@ -198,3 +199,8 @@ def hub_offline() -> bool:
         os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     )
+
+
+def stage_environment() -> dict[str, str]:
+    """The environment of a stage process: this one's, with the same places to import from."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}

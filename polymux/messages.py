@@ -11,7 +11,7 @@ import struct
 import msgspec
 
 from polymux.config import EngineConfig
-from polymux.errors import ErrorInfo
+from polymux.errors import ErrorInfo, PayloadTooLargeError
 from polymux.request import Capabilities, Failed, Finished, Progress, Request, StageStats
 
 
@@ -53,11 +53,14 @@ ToStage = Start | Add | Abort | Stop
 FromStage = Ready | Fatal | Stats | Progress | Finished | Failed
 
 LENGTH = struct.Struct("!I")
+MAX_BODY = 2**32 - 1
 to_stage = msgspec.msgpack.Decoder(ToStage)
 from_stage = msgspec.msgpack.Decoder(FromStage)
 
 
 def frame(message: ToStage | FromStage) -> bytes:
-    """One message as it goes over the socket."""
+    """One message as it goes over the socket. Raises PayloadTooLargeError over 4 GiB."""
     body = msgspec.msgpack.encode(message)
+    if len(body) > MAX_BODY:
+        raise PayloadTooLargeError(f"a message of {len(body)} bytes: allowed between processes are {MAX_BODY}")
     return LENGTH.pack(len(body)) + body

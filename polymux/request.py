@@ -42,8 +42,13 @@ class OmniDiffusionSamplingParams:
     extra_args: dict[str, Any] = field(default_factory=dict)  # the pipeline's own further arguments
 
 
+# What travels between processes: modes of pictures with their channels, types of arrays with their bytes per item.
+CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
+ITEM_BYTES = {"bool": 1, "uint8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "float32": 4, "float64": 8}
+
+
 class ImageData(msgspec.Struct, frozen=True, tag="image"):
-    """A picture as raw pixels: `data` holds height x width pixels of PIL mode `mode`."""
+    """A picture as raw pixels: `data` holds height x width pixels of PIL mode `mode`, one of CHANNELS."""
 
     mode: str
     width: int
@@ -57,6 +62,7 @@ class ArrayData(msgspec.Struct, frozen=True, tag="array"):
     dtype: str
     shape: tuple[int, ...]
     data: bytes
+    sample_rate: int | None = None  # samples per second, of audio that comes with a request
 
 
 Media = ImageData | ArrayData

@@ -14,7 +14,15 @@ from typing import Any
 
 from polymux.config import LimitsConfig
 from polymux.errors import InvalidRequestError
-from polymux.request import ArrayData, Capabilities, ImageData, OmniDiffusionSamplingParams, Request
+from polymux.request import (
+    CHANNELS,
+    ITEM_BYTES,
+    ArrayData,
+    Capabilities,
+    ImageData,
+    OmniDiffusionSamplingParams,
+    Request,
+)
 
 SEEDS = 2**64
 MAX_NESTING = 16
@@ -23,11 +31,6 @@ MAX_NESTING = 16
 _ENGINE_FIELDS = {"seed", "generator", "num_outputs_per_prompt", "output_type", "extra_args"}
 ARGUMENT_FIELDS = tuple(f.name for f in dataclasses.fields(OmniDiffusionSamplingParams) if f.name not in _ENGINE_FIELDS)
 _FINITE = ("guidance_scale", "guidance_scale_2", "true_cfg_scale")
-_CHANNELS = {"L": 1, "LA": 2, "P": 1, "RGB": 3, "RGBA": 4, "CMYK": 4, "YCbCr": 3, "HSV": 3, "I;16": 2, "I": 4, "F": 4}
-_DTYPE_BYTES = {
-    "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "float16": 2, "uint32": 4, "int32": 4, "float32": 4,
-    "uint64": 8, "int64": 8, "float64": 8,
-}  # fmt: skip
 
 
 def validate(request: Request, capabilities: Capabilities, limits: LimitsConfig) -> None:
@@ -43,7 +46,6 @@ def validate(request: Request, capabilities: Capabilities, limits: LimitsConfig)
     _check_schedule(params, limits)
     _check_randomness(request)
     _check_media(request, capabilities)
-    _check_combinations(request, capabilities)
 
 
 def given_arguments(request: Request) -> dict[str, Any]:
@@ -193,13 +195,6 @@ def _check_media(request: Request, capabilities: Capabilities) -> None:
                 raise InvalidRequestError(f"{name}: its bytes do not fit its type and shape", param=name)
 
 
-def _check_combinations(request: Request, capabilities: Capabilities) -> None:
-    scale = request.params.true_cfg_scale
-    takes_negative = "negative_prompt" in capabilities.arguments
-    if scale is not None and scale > 1 and takes_negative and negative_prompt(request) is None:
-        raise refuse("true_cfg_scale", scale, "has an effect only with a negative_prompt, which may be empty")
-
-
 def _check_extra_args(extra: dict[str, Any], capabilities: Capabilities) -> None:
     if not isinstance(extra, dict) or not all(isinstance(key, str) for key in extra):
         raise refuse("extra_args", extra, "must be a dict with argument names as keys")
@@ -249,9 +244,9 @@ def _encodable(text: str) -> bool:
 
 def _consistent(item: Any) -> bool:
     if isinstance(item, ImageData):
-        channels = _CHANNELS.get(item.mode, 0)
+        channels = CHANNELS.get(item.mode, 0)
         return item.width > 0 < item.height and len(item.data) == item.width * item.height * channels > 0
     if isinstance(item, ArrayData):
-        size = _DTYPE_BYTES.get(item.dtype, 0) * math.prod(item.shape)
+        size = ITEM_BYTES.get(item.dtype, 0) * math.prod(item.shape)
         return all(n >= 0 for n in item.shape) and len(item.data) == size > 0
     return False

@@ -21,7 +21,11 @@ class StageEngine(Protocol):
 
     @property
     def busy(self) -> bool:
-        """True while some request is running or waiting."""
+        """True while some request is running or waiting, or its end is not reported yet."""
+        ...
+
+    def warm_up(self) -> None:
+        """Make one small real generation, so that the first request finds everything in place."""
         ...
 
     def add(self, request: Request) -> None:
