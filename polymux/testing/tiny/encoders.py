@@ -13,13 +13,13 @@ QWEN_ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1
 QWEN3_ROPE = {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 5000000.0, "mrope_interleaved": True}
 
 
-def qwen25_vl(tok: T.Qwen2Tokenizer, hidden: int = 32, layers: int = 2) -> T.Qwen2_5_VLForConditionalGeneration:
+def qwen25_vl(tok: T.Qwen2Tokenizer, layers: int = 2, vision: int = 32) -> T.Qwen2_5_VLForConditionalGeneration:
     ids = tok.convert_tokens_to_ids
     config = T.Qwen2_5_VLConfig(
         text_config=dict(
             vocab_size=size_of(tok),
-            hidden_size=hidden,
-            intermediate_size=2 * hidden,
+            hidden_size=32,
+            intermediate_size=64,
             num_hidden_layers=layers,
             num_attention_heads=2,
             num_key_value_heads=1,
@@ -31,10 +31,10 @@ def qwen25_vl(tok: T.Qwen2Tokenizer, hidden: int = 32, layers: int = 2) -> T.Qwe
         ),
         vision_config=dict(
             depth=2,
-            hidden_size=32,
-            intermediate_size=64,
+            hidden_size=vision,
+            intermediate_size=2 * vision,
             num_heads=2,
-            out_hidden_size=hidden,
+            out_hidden_size=32,
             patch_size=14,
             spatial_merge_size=2,
             temporal_patch_size=2,
