@@ -8,6 +8,7 @@ value and keeps it to itself. This is also the only module that reads the enviro
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import sys
 import types
@@ -63,6 +64,8 @@ def _check(f: dataclasses.Field[Any], kind: Any, value: Any) -> None:
         return
     if meta["choices"] is not None and value not in meta["choices"]:
         raise ConfigError(f"{name}={value!r}: allowed are {', '.join(meta['choices'])}", param=name)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name}={value!r}: must be a finite number", param=name)
     if meta["minimum"] is not None and value < meta["minimum"]:
         raise ConfigError(f"{name}={value!r}: must be at least {meta['minimum']}", param=name)
     if meta["maximum"] is not None and value > meta["maximum"]:
