@@ -1,5 +1,35 @@
 """polymux: generative models of text, image, video and audio, served from their checkpoints as they are."""
 
+from typing import TYPE_CHECKING, Any
+
+from polymux.errors import PolymuxError
+from polymux.request import OmniDiffusionSamplingParams, Progress
 from polymux.version import VERSION as __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from polymux.omni import AsyncOmni as AsyncOmni
+    from polymux.omni import Omni as Omni
+    from polymux.omni_output import OmniRequestOutput as OmniRequestOutput
+
+__all__ = [
+    "AsyncOmni",
+    "Omni",
+    "OmniDiffusionSamplingParams",
+    "OmniRequestOutput",
+    "PolymuxError",
+    "Progress",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The names that only the API process needs; a stage process imports this package too, and not those."""
+    if name in ("AsyncOmni", "Omni"):
+        from polymux import omni
+
+        return omni.AsyncOmni if name == "AsyncOmni" else omni.Omni
+    if name == "OmniRequestOutput":
+        from polymux.omni_output import OmniRequestOutput
+
+        return OmniRequestOutput
+    raise AttributeError(f"module 'polymux' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Runs one stage of a model: one interface (`base.StageEngine`), its implementations, and the process around them."""

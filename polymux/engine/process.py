@@ -1,0 +1,142 @@
+"""The stage process: one engine, driven by messages from the API process.
+
+    python -m polymux.engine.process --fd N
+
+N is one end of a socket pair. Knows no requests' contents and no torch: the engine is imported when the process runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from polymux.config import EngineConfig
+from polymux.engine.base import StageEngine
+from polymux.engine.channel import Channel
+from polymux.errors import ErrorInfo, GenerationError, PayloadTooLargeError, PolymuxError
+from polymux.messages import Abort, Add, Fatal, Ready, Start, Stats, Stop, ToStage
+from polymux.request import Event, Failed, Finished, Request, StageStats
+
+log = logging.getLogger(__name__)
+
+STATS_INTERVAL_S = 0.05
+
+MakeEngine = Callable[[EngineConfig], StageEngine]
+
+
+def run(fd: int, make_engine: MakeEngine) -> int:
+    """Be a stage until told to stop. Returns the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the parent decides when a stage ends
+    channel = Channel(fd)
+    try:
+        Stage(channel, make_engine).run()
+    except Exception as error:  # the border of the process: whatever it was, the parent must hear of it
+        if not isinstance(error, PolymuxError):
+            log.exception("the stage cannot go on")
+        channel.send(Fatal(_info(error)))
+        return 1
+    finally:
+        channel.close()
+    return 0
+
+
+class Stage:
+    """The loop between a channel and an engine."""
+
+    def __init__(self, channel: Channel, make_engine: MakeEngine) -> None:
+        self._channel = channel
+        self._make_engine = make_engine
+        self._stopping = False
+        self._reported = StageStats()
+        self._reported_at = 0.0
+
+    def run(self) -> None:
+        """Load, report ready, serve. Raises what makes it impossible to go on."""
+        start = self._channel.receive(block=True)
+        if not isinstance(start, Start):
+            raise TypeError(f"the first message is {type(start).__name__}, not Start")
+        engine = self._make_engine(start.config)
+        if start.config.process.warmup:
+            engine.warm_up()
+        self._report(engine.stats)  # before Ready: what the warm-up did belongs to nobody's request
+        self._channel.send(Ready(engine.capabilities))
+        while engine.busy or not self._stopping:
+            self._take_messages(engine)
+            self._send(engine, engine.step())
+        engine.close()
+
+    def _take_messages(self, engine: StageEngine) -> None:
+        message = self._channel.receive(block=not engine.busy)
+        while message is not None:
+            self._take(engine, message)
+            message = self._channel.receive(block=False)
+
+    def _take(self, engine: StageEngine, message: ToStage) -> None:
+        match message:
+            case Add(request):
+                self._add(engine, request)
+            case Abort(request_id):
+                engine.abort(request_id)
+            case Stop():
+                self._stopping = True
+            case Start():
+                raise TypeError("a second Start")
+
+    def _add(self, engine: StageEngine, request: Request) -> None:
+        try:
+            engine.add(request)
+        except Exception as error:  # the engine holds nothing of the request, so nobody else is concerned
+            if not isinstance(error, PolymuxError):
+                log.exception("request %s was not accepted", request.request_id)
+            self._channel.send(Failed(request.request_id, _info(error)))
+
+    def _send(self, engine: StageEngine, events: list[Event]) -> None:
+        ended = any(isinstance(event, (Finished, Failed)) for event in events)
+        # Before the events: whoever gets an answer and then looks at the numbers finds it counted.
+        if ended or not engine.busy or time.monotonic() - self._reported_at >= STATS_INTERVAL_S:
+            self._report(engine.stats)
+        for event in events:
+            try:
+                self._channel.send(event)
+            except PayloadTooLargeError as error:
+                self._channel.send(Failed(event.request_id, error.info()))
+
+    def _report(self, stats: StageStats) -> None:
+        if stats != self._reported:
+            self._channel.send(Stats(stats))
+            self._reported, self._reported_at = stats, time.monotonic()
+
+
+def _info(error: Exception) -> ErrorInfo:
+    if isinstance(error, PolymuxError):
+        return error.info()
+    return GenerationError(f"{type(error).__name__}: {error}").info()
+
+
+def _diffusion_engine(config: EngineConfig) -> StageEngine:
+    from polymux.engine.diffusion_engine import DiffusionEngine  # torch: only here, in the process that computes
+
+    return DiffusionEngine(config)
+
+
+def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = _diffusion_engine) -> int:
+    parser = argparse.ArgumentParser(prog="polymux.engine.process", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="file descriptor of the socket to the API process")
+    fd = parser.parse_args(arguments).fd
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    faulthandler.enable()
+    comm = Path("/proc/self/comm")
+    if comm.exists():
+        comm.write_text("polymux-stage")  # the name that top shows
+    return run(fd, make_engine)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""The Python entry: `AsyncOmni`, and `Omni`, the same for callers without an event loop.
+
+Knows prompts and outputs; what a model is and how requests reach it is the orchestrator's business. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+import weakref
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from polymux.config import EngineConfig
+from polymux.errors import InvalidRequestError, NotReadyError, PolymuxError
+from polymux.loop_thread import LoopThread
+from polymux.metrics import Metrics
+from polymux.omni_output import OmniRequestOutput, output_of
+from polymux.orchestrator.admission import room
+from polymux.orchestrator.launch import MakeStage
+from polymux.orchestrator.orchestrator import Orchestrator, Status
+from polymux.orchestrator.stage_client import ProcessStage
+from polymux.prompts import Prompt, request_of
+from polymux.request import Capabilities, Finished, OmniDiffusionSamplingParams, Progress, Request
+
+
+class AsyncOmni:
+    """A model in a process of its own, driven from an event loop.
+
+    async with AsyncOmni(model="demo") as omni:
+        async for event in omni.generate("a cat", OmniDiffusionSamplingParams(seed=1)):
+            ...  # Progress, ..., OmniRequestOutput
+
+    Keyword arguments are the knobs of `polymux.config.EngineConfig`. Raises ConfigError on an impossible one.
+    """
+
+    def __init__(self, model: str, **engine_args: Any) -> None:
+        self._orchestrator = Orchestrator(EngineConfig.from_flat(model=model, **engine_args))
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, make_stage: MakeStage = ProcessStage) -> Self:
+        """From a complete configuration; `make_stage` reaches the stage in another way."""
+        omni = cls.__new__(cls)
+        omni._orchestrator = Orchestrator(config, make_stage)
+        return omni
+
+    @property
+    def config(self) -> EngineConfig:
+        return self._orchestrator.config
+
+    @property
+    def capabilities(self) -> Capabilities | None:
+        """What the model takes and makes; None until it was ready for the first time."""
+        return self._orchestrator.capabilities
+
+    @property
+    def status(self) -> Status:
+        return self._orchestrator.status
+
+    @property
+    def metrics(self) -> Metrics:
+        return self._orchestrator.metrics
+
+    async def start(self) -> None:
+        """Returns when a generation works. Raises ConfigError, CheckpointError, NotReadyError, StageDeadError."""
+        await self._orchestrator.start()
+
+    async def health(self) -> None:
+        """Raises NotReadyError unless a generation would work now."""
+        self._orchestrator.check_ready()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: OmniDiffusionSamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[Progress | OmniRequestOutput]:
+        """Progress, and then the output. Leaving early aborts the request. Raises PolymuxError."""
+        try:
+            request = request_of(prompt, sampling_params, request_id or uuid.uuid4().hex)
+        except PolymuxError:
+            self.metrics.count("refused")
+            raise
+        async with contextlib.aclosing(self.run(request)) as events:
+            async for event in events:
+                yield event
+
+    async def run(self, request: Request) -> AsyncGenerator[Progress | OmniRequestOutput]:
+        """`generate`, for a request that is complete."""
+        async with contextlib.aclosing(self._orchestrator.generate(request)) as events:
+            async for event in events:
+                yield output_of(request, event) if isinstance(event, Finished) else event
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its consumer gets RequestAbortedError. Unknown ids are no error."""
+        self._orchestrator.abort(request_id)
+
+    async def until_dead(self) -> PolymuxError | None:
+        """Returns when no generation will ever work again, with the reason; None after an orderly end."""
+        return await self._orchestrator.until_dead()
+
+    async def drain(self, grace: float) -> None:
+        """Take no new requests, give those under way `grace` seconds, then stop the model's process."""
+        await self._orchestrator.drain(grace)
+
+    async def close(self) -> None:
+        """Stop now. Requests under way end with NotReadyError."""
+        await self._orchestrator.close()
+
+    def kill(self) -> None:
+        """End the model's process at once. For when the event loop cannot do it: callable from any thread."""
+        self._orchestrator.kill()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class Omni:
+    """A model in a process of its own, driven by plain calls, from any thread and inside a running event loop too.
+
+    with Omni(model="demo") as omni:
+        (output,) = omni.generate("a cat", OmniDiffusionSamplingParams(seed=1))
+        output.images[0].save("cat.png")
+
+    Returns from the constructor when the model is ready. Arguments and errors are those of AsyncOmni.
+    """
+
+    def __init__(self, model: str, **engine_args: Any) -> None:
+        self._open(EngineConfig.from_flat(model=model, **engine_args), ProcessStage)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, make_stage: MakeStage = ProcessStage) -> Self:
+        """From a complete configuration; `make_stage` reaches the stage in another way."""
+        omni = cls.__new__(cls)
+        omni._open(config, make_stage)
+        return omni
+
+    def _open(self, config: EngineConfig, make_stage: MakeStage) -> None:
+        self._omni = AsyncOmni.from_config(config, make_stage)
+        self._places = asyncio.Semaphore(room(config))  # more prompts than that wait here, and are not refused
+        self._loop = LoopThread("polymux")
+        # When this object is collected or the interpreter ends, unless close() came first.
+        self._finalizer = weakref.finalize(self, _abandon, self._omni, self._loop)
+        try:
+            self._loop.call(self._omni.start())
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def config(self) -> EngineConfig:
+        return self._omni.config
+
+    @property
+    def capabilities(self) -> Capabilities | None:
+        return self._omni.capabilities
+
+    @property
+    def status(self) -> Status:
+        return self._omni.status
+
+    @property
+    def metrics(self) -> Metrics:
+        return self._omni.metrics
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: OmniDiffusionSamplingParams | Sequence[OmniDiffusionSamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[OmniRequestOutput]:
+        """One output per prompt, in order; that of a prompt that failed has its `error` set.
+
+        `sampling_params`: one for all prompts, or one per prompt. Raises InvalidRequestError, before any work, if a
+        prompt is not made as prompts are.
+        """
+        requests = _requests_of(prompts, sampling_params)
+        if not self._finalizer.alive:
+            raise NotReadyError("this Omni is closed")
+        return self._loop.call(self._generate_all(requests, use_tqdm))
+
+    def close(self) -> None:
+        """Stop now, leave nothing behind. May be called more than once."""
+        if self._finalizer.detach() is not None:
+            self._loop.finish(self._omni.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _generate_all(self, requests: list[Request], use_tqdm: bool) -> list[OmniRequestOutput]:
+        with tqdm(total=len(requests), unit="prompt", disable=not use_tqdm) as bar:
+
+            async def counted(request: Request) -> OmniRequestOutput:
+                output = await self._generate_one(request)
+                bar.update()
+                return output
+
+            return await asyncio.gather(*map(counted, requests))
+
+    async def _generate_one(self, request: Request) -> OmniRequestOutput:
+        output = OmniRequestOutput(request_id=request.request_id, prompt=request.prompt)
+        try:
+            async with self._places, contextlib.aclosing(self._omni.run(request)) as events:
+                async for event in events:
+                    if isinstance(event, OmniRequestOutput):
+                        output = event
+        except PolymuxError as error:
+            output.error = error
+        return output
+
+
+def _abandon(omni: AsyncOmni, loop: LoopThread) -> None:
+    omni.kill()  # nobody waits for what is under way
+    loop.finish(omni.close())
+
+
+def _requests_of(
+    prompts: Prompt | Sequence[Prompt],
+    sampling_params: OmniDiffusionSamplingParams | Sequence[OmniDiffusionSamplingParams] | None,
+) -> list[Request]:
+    if isinstance(prompts, (str, dict)):
+        each: list[Prompt] = [prompts]
+    elif isinstance(prompts, (list, tuple)):
+        each = list(prompts)
+    else:
+        what = f"prompts is a {type(prompts).__name__}: must be a str, a dict, or a list of these"
+        raise InvalidRequestError(what, param="prompt")
+    if isinstance(sampling_params, (list, tuple)):
+        params: list[OmniDiffusionSamplingParams | None] = list(sampling_params)
+    elif sampling_params is None or isinstance(sampling_params, OmniDiffusionSamplingParams):
+        params = [sampling_params] * len(each)
+    else:
+        what = f"sampling_params is a {type(sampling_params).__name__}: must be OmniDiffusionSamplingParams, or a list"
+        raise InvalidRequestError(what, param="sampling_params")
+    if len(params) != len(each):
+        what = f"{len(params)} sampling_params for {len(each)} prompts: must be one, or as many"
+        raise InvalidRequestError(what, param="sampling_params")
+    return [request_of(one, how, uuid.uuid4().hex) for one, how in zip(each, params, strict=True)]

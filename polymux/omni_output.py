@@ -1,0 +1,73 @@
+"""What a generation gives to Python: pictures as PIL, video and sound as numpy arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from polymux.errors import PolymuxError
+from polymux.media.wire import from_wire
+from polymux.request import Finished, Modality, Request, RequestMetrics
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(kw_only=True)
+class OmniRequestOutput:
+    """The answer to one prompt. Lists have one entry per output (layered models: per layer), in order.
+
+    `images`: PIL, or float arrays (height, width, channels) in 0..1 with output_type="np". `videos`: uint8 arrays
+    (frames, height, width, 3), floats in 0..1 with "np". `audio`: float arrays (channels, samples). `latents`: arrays,
+    with "latent", in place of the others. `seeds` gives each output again; None where no single seed made it.
+    `error` is set in place of all output if the request failed.
+    """
+
+    request_id: str
+    prompt: str | None
+    modality: Modality | None = None
+    images: list[Image.Image | Array] = field(default_factory=list)
+    videos: list[Array] = field(default_factory=list)
+    audio: list[Array] = field(default_factory=list)
+    latents: list[Array] = field(default_factory=list)
+    seeds: list[int | None] = field(default_factory=list)
+    fps: float | None = None
+    sample_rate: int | None = None
+    metrics: RequestMetrics = RequestMetrics()
+    error: PolymuxError | None = None
+
+
+def output_of(request: Request, finished: Finished) -> OmniRequestOutput:
+    """Sort what a stage sent by what it is."""
+    output = OmniRequestOutput(
+        request_id=request.request_id,
+        prompt=request.prompt,
+        modality=finished.modality,
+        seeds=list(finished.seeds),
+        fps=finished.fps,
+        sample_rate=finished.sample_rate,
+        metrics=finished.metrics,
+    )
+    for media in finished.outputs:
+        values = [from_wire(item) for item in media]
+        if request.params.output_type == "latent":
+            output.latents += [np.asarray(value) for value in values]
+        elif finished.modality == "image":
+            output.images += values
+        elif finished.modality == "video":
+            _add_video(output, values)
+        else:
+            output.audio += [np.asarray(value) for value in values]
+    return output
+
+
+def _add_video(output: OmniRequestOutput, values: list[Image.Image | Array]) -> None:
+    """One video: an array of frames or a list of pictures, and its sound if it has one."""
+    frames = [np.asarray(value) for value in values if isinstance(value, Image.Image)]
+    if frames:
+        output.videos.append(np.stack(frames))
+    for value in values:
+        if isinstance(value, np.ndarray):
+            (output.videos if value.ndim == 4 else output.audio).append(value)

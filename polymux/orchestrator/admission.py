@@ -1,0 +1,27 @@
+"""Whether a request may go to the stage: room first, then the request itself. Decides before any model work.
+
+Pure functions; what a valid request is stands in `polymux.validation`.
+"""
+
+from __future__ import annotations
+
+from polymux.config import EngineConfig
+from polymux.errors import QueueFullError
+from polymux.request import Capabilities, Request
+from polymux.validation import validate
+
+
+def admit(request: Request, capabilities: Capabilities, config: EngineConfig, in_flight: int) -> None:
+    """Raises InvalidRequestError, or QueueFullError if `in_flight` requests are as many as there may be."""
+    validate(request, capabilities, config.limits)  # first: a request that can never succeed should not be retried
+    if in_flight >= room(config):
+        running, queued = config.scheduler.max_num_seqs, config.scheduler.max_queue
+        raise QueueFullError(
+            f"{in_flight} requests are in flight: allowed are {running} running (--max-num-seqs) "
+            f"and {queued} waiting (--max-queue)"
+        )
+
+
+def room(config: EngineConfig) -> int:
+    """How many requests there may be at once, running and waiting."""
+    return config.scheduler.max_num_seqs + config.scheduler.max_queue

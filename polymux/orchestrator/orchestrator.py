@@ -1,0 +1,210 @@
+"""Owns the stage of a model and the requests that are under way: the one place that knows whether a generation works.
+
+    loading ──> ready ──> draining ──> dead
+       ^──────────┘ └───────────────────^      when the stage dies; with --restart-stages it is loaded again
+
+Knows neither HTTP nor prompts nor tensors. All of it runs in the event loop of `start`, so there are no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from typing import Literal
+
+from polymux.config import EngineConfig
+from polymux.errors import InvalidRequestError, NotReadyError, PolymuxError, StageDeadError, from_info
+from polymux.messages import Abort, Add, Fatal, Ready, Stats
+from polymux.metrics import Metrics
+from polymux.orchestrator.admission import admit
+from polymux.orchestrator.launch import MakeStage, RunningStage, destroy, launch, relaunch
+from polymux.orchestrator.stage_client import ProcessStage
+from polymux.orchestrator.tickets import Ticket, Tickets
+from polymux.request import Capabilities, Finished, Progress, Request, StageStats
+
+log = logging.getLogger(__name__)
+
+Status = Literal["loading", "ready", "draining", "dead"]
+STAGE = "0"  # the label of the only stage so far
+
+_NOT_READY: dict[Status, str] = {
+    "loading": "the model is still loading",
+    "draining": "the server is shutting down",
+    "dead": "the model's process is gone",
+}
+
+
+class Orchestrator:
+    """Starts once, ends once. `make_stage` makes a stage's client, for every process that is started."""
+
+    def __init__(self, config: EngineConfig, make_stage: MakeStage = ProcessStage) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.status: Status = "loading"
+        self.reason: PolymuxError | None = None  # why it is dead; for the operator, not for clients
+        self.capabilities: Capabilities | None = None  # None until the model was ready for the first time
+        self.stats = StageStats()  # as the present process reported last
+        self._make_stage = make_stage
+        self._tickets = Tickets(self.metrics)
+        self._running: RunningStage | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()  # ready for the first time, or dead
+        self._dead = asyncio.Event()
+        self.metrics.watch("stage_ready", "1 if a generation would work now.", lambda: float(self.status == "ready"))
+
+    async def start(self) -> None:
+        """Returns when a generation works. Raises what kept the stage from it; then nothing of it is left."""
+        if self._keeper is not None or self._dead.is_set():
+            raise RuntimeError("an orchestrator starts once")
+        self._keeper = asyncio.create_task(self._keep())
+        try:
+            await self._settled.wait()
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        if self.status == "dead":
+            await self._keeper
+            raise self.reason or NotReadyError(_NOT_READY["dead"])
+
+    async def generate(self, request: Request) -> AsyncGenerator[Progress | Finished]:
+        """Progress, then the output. Leaving early aborts the request. Raises PolymuxError."""
+        ticket = self.submit(request)
+        try:
+            async with contextlib.aclosing(ticket.events()) as events:
+                async for event in events:
+                    yield event
+        finally:
+            if not ticket.ended:
+                self.abort(request.request_id)
+
+    def submit(self, request: Request) -> Ticket:
+        """Send a request to the stage. Raises NotReadyError, InvalidRequestError, QueueFullError."""
+        try:
+            running = self.check_ready()
+            admit(request, running.capabilities, self.config, self._tickets.live)
+            if request.request_id in self._tickets:
+                message = f"request_id={request.request_id!r}: a request with this id is under way"
+                raise InvalidRequestError(message, param="request_id")
+            running.stage.send(Add(request))
+        except PolymuxError:
+            self.metrics.count("refused")
+            raise
+        return self._tickets.open(request.request_id)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request for its consumer now and in the stage soon. False if it is unknown or has ended."""
+        if not self._tickets.abort(request_id):
+            return False
+        if self._running is not None:
+            self._running.stage.send(Abort(request_id))
+        return True
+
+    def check_ready(self) -> RunningStage:
+        """Raises NotReadyError unless a generation would work now."""
+        if self.status != "ready" or self._running is None:
+            raise NotReadyError(_NOT_READY[self.status])
+        return self._running
+
+    async def until_dead(self) -> PolymuxError | None:
+        """Returns when no generation will ever work again, with the reason; None after an orderly end."""
+        await self._dead.wait()
+        return self.reason
+
+    async def drain(self, grace: float) -> None:
+        """Take no new requests, give those under way `grace` seconds, stop the stage. Works at any time, and twice."""
+        if self._keeper is None:
+            self._end()
+            return
+        try:
+            if self.status != "dead":
+                self.status = "draining"
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._tickets.until_none_live(), grace)
+                await self._stop()
+        finally:
+            self._keeper.cancel()
+        await asyncio.wait([self._keeper])
+
+    async def close(self) -> None:
+        """Stop now; requests under way end with NotReadyError."""
+        await self.drain(0)
+
+    def kill(self) -> None:
+        """End the stage's process now. For when the event loop cannot do it: callable from any thread."""
+        if self._running is not None:
+            self._running.stage.kill()
+
+    async def _stop(self) -> None:
+        if self._running is None:
+            return
+        for request_id in self._tickets.live_ids():
+            self._running.stage.send(Abort(request_id))
+        self._tickets.fail_all(NotReadyError("shut down before the request was done"))
+        await self._running.stage.close()
+
+    async def _keep(self) -> None:
+        """The life of the stage, over as many processes as it takes."""
+        start = launch
+        try:
+            while self.status == "loading":
+                running = await start(self._make_stage, self.config)
+                self._take_over(running)
+                self.reason = await self._pump(running)
+                self._lose()
+                await destroy(running.stage)
+                if self.status == "loading":
+                    log.error("%s; starting it again", self.reason)
+                    self.metrics.restarted(STAGE)
+                    start = relaunch
+        except PolymuxError as error:
+            self.reason = error
+        except Exception as error:  # a fault of ours; whoever waits must hear of it all the same
+            log.exception("the orchestrator cannot go on")
+            self.reason = PolymuxError(f"internal error: {type(error).__name__}")
+        finally:
+            left = self._running
+            self._end()
+            if left is not None:
+                await destroy(left.stage)
+
+    def _take_over(self, running: RunningStage) -> None:
+        self._running, self.capabilities, self.stats = running, running.capabilities, running.stats
+        self.reason = None
+        if self.status == "loading":
+            self.status = "ready"
+        self._settled.set()
+
+    async def _pump(self, running: RunningStage) -> PolymuxError | None:
+        """Hand out what the stage says, until it ends. Returns why it ended; None if it was told to."""
+        try:
+            async for message in running.events:
+                match message:
+                    case Stats(stats):
+                        self.metrics.stage(STAGE, self.stats, stats)
+                        self.stats = stats
+                    case Fatal(error):
+                        return from_info(error)
+                    case Ready():
+                        return StageDeadError("the stage process reported ready twice")
+                    case event:
+                        self._tickets.deliver(event)
+            death = StageDeadError("the stage process ended by itself")
+        except StageDeadError as error:
+            death = error
+        return None if self.status == "draining" else death
+
+    def _lose(self) -> None:
+        """The stage is gone: tell everybody who waits for it, at once."""
+        again = self.status == "ready" and self.config.process.restart_stages
+        self.status = "loading" if again else "dead"
+        self._running = None
+        self._tickets.fail_all(StageDeadError("the model's process died while it held the request"))
+
+    def _end(self) -> None:
+        self.kill()
+        self._lose()
+        self.status = "dead"
+        self._settled.set()
+        self._dead.set()

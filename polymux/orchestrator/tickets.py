@@ -1,0 +1,122 @@
+"""The requests that are under way: what each consumer waits for, and how each one ended.
+
+Knows events, not where they come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+
+from polymux.errors import PolymuxError, RequestAbortedError, from_info
+from polymux.metrics import Metrics, Outcome
+from polymux.request import Event, Failed, Finished, Progress
+
+
+class Ticket:
+    """One request under way. Iterating gives its progress and then its output; an end without output raises."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.admitted = time.monotonic()
+        self.started = False  # the stage works on it
+        self.ended = False  # the consumer has its answer; the stage may still have to let go
+        self._events: asyncio.Queue[Progress | Finished | PolymuxError] = asyncio.Queue()
+
+    def put(self, event: Progress | Finished | PolymuxError) -> None:
+        self._events.put_nowait(event)
+
+    async def events(self) -> AsyncGenerator[Progress | Finished]:
+        while True:
+            event = await self._events.get()
+            if isinstance(event, PolymuxError):
+                raise event
+            yield event
+            if isinstance(event, Finished):
+                return
+
+
+class Tickets:
+    """All requests under way, by id. An aborted one stays until the stage has let go of it."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._tickets: dict[str, Ticket] = {}
+        self._none_live = asyncio.Event()
+        self._none_live.set()
+        metrics.watch("requests_running", "Requests that the stage works on.", lambda: self.running)
+        metrics.watch("requests_waiting", "Requests that wait for a place in flight.", lambda: self.waiting)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._tickets
+
+    @property
+    def live(self) -> int:
+        """Requests whose consumer still waits."""
+        return len(self.live_ids())
+
+    @property
+    def running(self) -> int:
+        return sum(ticket.started for ticket in self._tickets.values())
+
+    @property
+    def waiting(self) -> int:
+        return sum(not (ticket.started or ticket.ended) for ticket in self._tickets.values())
+
+    def open(self, request_id: str) -> Ticket:
+        ticket = self._tickets[request_id] = Ticket(request_id)
+        self._none_live.clear()
+        return ticket
+
+    def deliver(self, event: Event) -> None:
+        """Hand an event of the stage to whom it concerns."""
+        ticket = self._tickets.get(event.request_id)
+        if ticket is None:
+            return
+        if isinstance(event, Progress):
+            ticket.started |= event.phase != "queued"
+            if not ticket.ended:
+                ticket.put(event)
+            return
+        del self._tickets[event.request_id]
+        self._end(ticket, from_info(event.error) if isinstance(event, Failed) else event)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request for its consumer. False if there is no such request, or it has ended."""
+        ticket = self._tickets.get(request_id)
+        if ticket is None or ticket.ended:
+            return False
+        self._end(ticket, RequestAbortedError(f"request {request_id} was aborted"))
+        return True
+
+    def live_ids(self) -> list[str]:
+        return [ticket.request_id for ticket in self._tickets.values() if not ticket.ended]
+
+    def fail_all(self, error: PolymuxError) -> None:
+        """The stage is gone, and all that it held."""
+        for ticket in list(self._tickets.values()):
+            self._end(ticket, type(error)(error.message))  # one each: a raised error collects tracebacks
+        self._tickets.clear()
+
+    async def until_none_live(self) -> None:
+        await self._none_live.wait()
+
+    def _end(self, ticket: Ticket, how: Finished | PolymuxError) -> None:
+        if ticket.ended:
+            return
+        ticket.ended = True
+        ticket.put(how)
+        outcome = outcome_of(how)
+        self._metrics.count(outcome, time.monotonic() - ticket.admitted if outcome == "success" else None)
+        if self.live == 0:
+            self._none_live.set()
+
+
+def outcome_of(how: Finished | PolymuxError) -> Outcome:
+    """Under which outcome an end is counted. What only the pipeline could refuse is refused, too."""
+    if isinstance(how, Finished):
+        return "success"
+    if isinstance(how, RequestAbortedError):
+        return "aborted"
+    return "refused" if how.status < 500 else "failure"

@@ -1,0 +1,140 @@
+"""From what a Python caller passes, a prompt and sampling parameters, to a Request.
+
+Converts pictures, arrays and numpy's scalars to what can travel. Whether the model takes it is checked at admission.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import reprlib
+from collections.abc import Sequence
+from typing import Any, Protocol, TypedDict, runtime_checkable
+
+import numpy as np
+from PIL import Image
+
+from polymux.errors import InvalidRequestError
+from polymux.media.wire import to_wire
+from polymux.request import Media, OmniDiffusionSamplingParams, Request
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Medium = Image.Image | Array | tuple[Array, int]  # a picture; frames or sound; sound with its samples per second
+
+
+class OmniPrompt(TypedDict, total=False):
+    """A prompt with more than its text. Media go by the name of the pipeline's argument."""
+
+    prompt: str
+    negative_prompt: str
+    multi_modal_data: dict[str, Medium | Sequence[Medium]]
+
+
+Prompt = str | OmniPrompt
+
+
+@runtime_checkable
+class _Generator(Protocol):
+    """What we need of a torch.Generator, without torch."""
+
+    @property
+    def device(self) -> Any: ...
+
+    def get_state(self) -> Any: ...
+
+
+def request_of(prompt: Prompt, params: OmniDiffusionSamplingParams | None, request_id: str) -> Request:
+    """Raises InvalidRequestError for a prompt or parameters that are not even shaped like such."""
+    fields = _fields_of(prompt)
+    params = OmniDiffusionSamplingParams() if params is None else params
+    if not isinstance(params, OmniDiffusionSamplingParams):
+        what = f"sampling_params is a {type(params).__name__}: must be OmniDiffusionSamplingParams"
+        raise InvalidRequestError(what, param="sampling_params")
+    negative = fields.get("negative_prompt")
+    return Request(
+        request_id=request_id,
+        prompt=fields.get("prompt"),
+        negative_prompt=params.negative_prompt if negative is None else negative,
+        media=_media_of(fields.get("multi_modal_data") or {}),
+        params=_portable(params),
+        generator_state=None if params.generator is None else _state_of(params.generator),
+    )
+
+
+def _fields_of(prompt: Prompt) -> OmniPrompt:
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if not isinstance(prompt, dict):
+        raise InvalidRequestError(f"prompt is a {type(prompt).__name__}: must be a str or a dict", param="prompt")
+    known = OmniPrompt.__annotations__
+    for key in prompt:
+        if key not in known:
+            what = f"unknown key {reprlib.repr(key)} in a prompt; known are {', '.join(known)}"
+            raise InvalidRequestError(what, param="prompt")
+    return prompt
+
+
+def _media_of(given: dict[str, Medium | Sequence[Medium]]) -> dict[str, list[Media]]:
+    if not isinstance(given, dict):
+        what = f"multi_modal_data is a {type(given).__name__}: must be a dict"
+        raise InvalidRequestError(what, param="multi_modal_data")
+    media: dict[str, list[Media]] = {}
+    for name, value in given.items():
+        if not isinstance(name, str):
+            raise InvalidRequestError(f"key {name!r} of multi_modal_data: must be a str", param="multi_modal_data")
+        items = list(value) if isinstance(value, list) else [value]
+        if name == "video" and len(items) > 1 and all(isinstance(item, Image.Image) for item in items):
+            items = [_frames(items)]
+        media[name] = [_medium(name, item) for item in items]
+    return media
+
+
+def _medium(name: str, value: Any) -> Media:
+    match value:
+        case Image.Image():
+            return to_wire(value)
+        case np.ndarray() if value.dtype == np.uint8 and value.ndim in (2, 3):
+            return _picture(name, value)
+        case np.ndarray():
+            return to_wire(value)
+        case (np.ndarray() as samples, int() as rate) if rate > 0:
+            return to_wire(samples[np.newaxis] if samples.ndim == 1 else samples, sample_rate=rate)
+    allowed = "a PIL image, a numpy array, (samples, rate), or a list of these"
+    raise InvalidRequestError(f"{name} is a {type(value).__name__}: must be {allowed}", param=name)
+
+
+def _picture(name: str, pixels: Array) -> Media:
+    try:
+        return to_wire(Image.fromarray(pixels))
+    except (TypeError, ValueError):
+        what = f"an array of shape {pixels.shape}: a picture is (height, width) or (height, width, 3 or 4)"
+        raise InvalidRequestError(f"{name} is {what}", param=name) from None
+
+
+def _frames(pictures: list[Any]) -> Array:
+    """Pictures of one size as frames (frames, height, width, 3)."""
+    sizes = {picture.size for picture in pictures}
+    if len(sizes) > 1:
+        raise InvalidRequestError(f"video has frames of different sizes: {sorted(sizes)}", param="video")
+    return np.stack([np.asarray(picture.convert("RGB")) for picture in pictures])
+
+
+def _portable(params: OmniDiffusionSamplingParams) -> OmniDiffusionSamplingParams:
+    """The parameters without what is carried elsewhere, and with plain numbers in place of numpy's."""
+    changes: dict[str, Any] = {"generator": None, "negative_prompt": None}
+    for field in dataclasses.fields(params):
+        value = getattr(params, field.name)
+        if isinstance(value, np.generic):
+            changes[field.name] = value.item()
+        elif field.name in ("sigmas", "timesteps") and isinstance(value, (list, np.ndarray)):
+            changes[field.name] = tuple(v.item() if isinstance(v, np.generic) else v for v in value)
+    return dataclasses.replace(params, **changes)
+
+
+def _state_of(generator: Any) -> bytes:
+    if not isinstance(generator, _Generator):
+        what = f"generator is a {type(generator).__name__}: must be a torch.Generator"
+        raise InvalidRequestError(what, param="generator")
+    if str(generator.device) != "cpu":
+        what = f"generator is on {generator.device}: its state means nothing in another process"
+        raise InvalidRequestError(f"{what}; use torch.Generator('cpu'), or a seed", param="generator")
+    return bytes(generator.get_state().numpy().tobytes())
