@@ -55,7 +55,8 @@ class _DeclareOperatorsFirst(importlib.abc.MetaPathFinder):
             return
         source = Path(spec.submodule_search_locations[0], "_meta_registrations.py").read_text(encoding="utf-8")
         library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-        for name in sorted(set(_FAKE.findall(source))):
+        missing = {name for name in _FAKE.findall(source) if not hasattr(torch.ops.torchvision, name)}
+        for name in sorted(missing):
             library.define(f"{name}(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
         self._library = library
 

@@ -35,7 +35,7 @@ def make(name: str, out: Path, ctx: Ctx = DEFAULT) -> Path:
     built = spec.build(ctx)
     sharding = {"max_shard_size": ctx.shard} if ctx.shard else {}
     for item in built if isinstance(built, list) else [built]:
-        takes_sharding = spec.kind == "diffusers" or isinstance(item, torch.nn.Module)
+        takes_sharding = spec.kind != "transformers" or isinstance(item, torch.nn.Module)
         item.save_pretrained(target, **(sharding if takes_sharding else {}))
     if ctx.published:
         published_layout(target)
@@ -43,7 +43,11 @@ def make(name: str, out: Path, ctx: Ctx = DEFAULT) -> Path:
 
 
 def open_pipeline(path: Path, ctx: Ctx, load: Mapping[str, Any], lora: Path | None = None) -> D.DiffusionPipeline:
-    """Load a checkpoint the plain way, with its adapter if there is one."""
+    """Load a pipeline the plain way, with its adapter if there is one; a `ModularPipeline` where the files say so."""
+    if (path / "modular_model_index.json").exists():
+        modular = D.ModularPipeline.from_pretrained(path, local_files_only=True, **load)
+        modular.load_components(dtype=ctx.dtype)
+        return modular
     pipe = D.DiffusionPipeline.from_pretrained(path, dtype=ctx.dtype, local_files_only=True, **load)
     pipe.set_progress_bar_config(disable=True)
     if lora is not None:
@@ -52,12 +56,13 @@ def open_pipeline(path: Path, ctx: Ctx, load: Mapping[str, Any], lora: Path | No
 
 
 @torch.no_grad()
-def call_pipeline(pipe: D.DiffusionPipeline, ctx: Ctx, call: Mapping[str, Any]) -> Tensors:
+def call_pipeline(pipe: D.DiffusionPipeline | D.ModularPipeline, ctx: Ctx, call: Mapping[str, Any]) -> Tensors:
     """Two steps, unless `call` says otherwise, with a seeded CPU generator. Every output as a float tensor."""
-    defaults = {"num_inference_steps": 2, "output_type": "pt"}
-    own = {
-        key: list(value) if isinstance(value, list) else value for key, value in call.items()
-    }  # pipelines edit lists
+    defaults: dict[str, Any] = {"num_inference_steps": 2, "output_type": "pt"}
+    if isinstance(pipe, D.ModularPipeline):
+        defaults["output"] = [name for name in OUTPUTS if name in pipe.blocks.output_names]
+    # lists are copied, since pipelines edit them
+    own = {key: list(value) if isinstance(value, list) else value for key, value in call.items()}
     result = pipe(generator=torch.Generator().manual_seed(ctx.seed), **defaults | own)
     tensors = {}
     for key in OUTPUTS:
@@ -70,7 +75,7 @@ def call_pipeline(pipe: D.DiffusionPipeline, ctx: Ctx, call: Mapping[str, Any]) 
 
 def run(spec: Tiny, path: Path, ctx: Ctx, lora: Path | None = None) -> Tensors:
     """The smoke call of the checkpoint in `path`."""
-    if spec.kind == "diffusers":
+    if spec.kind != "transformers":
         return call_pipeline(open_pipeline(path, ctx, spec.load, lora), ctx, spec.call)
     if spec.run is None:
         raise ConfigError(f"{spec.name} has no smoke call")
@@ -79,10 +84,10 @@ def run(spec: Tiny, path: Path, ctx: Ctx, lora: Path | None = None) -> Tensors:
 
 def component_classes(path: Path) -> dict[str, str]:
     """Class names by component, as the checkpoint's own files say; a flat checkpoint has one, named ""."""
-    index = path / "model_index.json"
-    if index.exists():
-        data = json.loads(index.read_text())
-        return {k: "/".join(map(str, v)) for k, v in data.items() if isinstance(v, list) and v[0] is not None}
+    for index in (path / "model_index.json", path / "modular_model_index.json"):
+        if index.exists():
+            data = json.loads(index.read_text())
+            return {k: "/".join(v[:2]) for k, v in data.items() if isinstance(v, list) and v[0] is not None}
     config = path / "config.json"
     return {"": ",".join(json.loads(config.read_text()).get("architectures") or [])} if config.exists() else {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,6 +32,7 @@ def tensors(file: Path) -> dict[str, torch.Tensor]:
 def test_every_family_has_a_checkpoint() -> None:
     assert len(names("diffusers")) >= 55
     assert len(names("transformers")) == 16
+    assert {"flux-modular", "minimax-h3", "qwen-image-modular", "wan21-t2v-modular"} <= set(names("modular"))
     assert set(names()) == set(TINY)
 
 
@@ -79,6 +81,19 @@ def test_published_layout_loads_to_the_same_output(tiny_checkpoint: Callable[...
     assert all(key.startswith("text_model.") for key in encoder)
     one, two = run(TINY["sdxl"], plain, Ctx()), run(TINY["sdxl"], published, Ctx())
     torch.testing.assert_close(two, one)
+
+
+@pytest.mark.parametrize("name", ["qwen-image-modular", "flux-modular"])
+def test_modular_twin_gives_the_same_picture_wherever_it_lies(
+    name: str, tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    made = tiny_checkpoint(name)
+    assert str(made) not in (made / "modular_model_index.json").read_text()
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(made, moved)
+    twin = {"qwen-image-modular": "qwen-image", "flux-modular": "flux-dev"}[name]
+    modular, plain = run(TINY[name], moved, Ctx()), run(TINY[twin], tiny_checkpoint(twin), Ctx())
+    torch.testing.assert_close(modular, plain)
 
 
 def test_lora_acts(tmp_path: Path) -> None:
