@@ -123,7 +123,7 @@ def _info(error: Exception) -> ErrorInfo:
 def _diffusion_engine(config: EngineConfig) -> StageEngine:
     from polymux.engine.diffusion_engine import DiffusionEngine  # torch: only here, in the process that computes
 
-    return DiffusionEngine(config)
+    return DiffusionEngine.load(config)
 
 
 def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = _diffusion_engine) -> int:

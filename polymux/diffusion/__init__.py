@@ -1,0 +1,1 @@
+"""Diffusion pipelines as coroutines of component calls: capture, merge, split, and whose turn it is."""

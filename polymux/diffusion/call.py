@@ -1,0 +1,108 @@
+"""A component call: what a session asks the engine to compute.
+
+A call is data: component, method, bound arguments, and the torch state it was made under. It does not know when, with
+whom or where it will run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from polymux.diffusion.timing import Seconds
+from polymux.errors import GenerationError
+
+if TYPE_CHECKING:
+    from polymux.diffusion.component import Component
+
+Phase = Literal["encode", "denoise", "decode"]
+
+
+class CallOwner:
+    """Whoever makes calls and is resumed with their results: a session."""
+
+    request_id: str
+
+    def wait_for(self, call: Call) -> None:
+        """Suspend until `call` has run; raises what it raised."""
+        raise NotImplementedError
+
+    def spent(self, call: Call, seconds: Seconds) -> None:
+        """A run that answered `call` took this long."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of one component by one session."""
+
+    owner: CallOwner
+    component: Component
+    method: str
+    arguments: dict[str, Any]  # by parameter name; var-keyword arguments are flattened into it
+    state: TorchState
+    order: int = 0  # position in the engine's queue
+    done: bool = False
+    result: Any = None
+    error: BaseException | None = None
+    versions: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+
+    @property
+    def phase(self) -> Phase:
+        return self.component.phase(self.method)
+
+    def finish(self, result: Any) -> None:
+        self.done, self.result = True, result
+
+    def fail(self, error: BaseException) -> None:
+        self.done, self.error = True, error
+
+    def watch_arguments(self) -> None:
+        """Remember the arguments' versions: a call that runs later than it was made must see what was passed then."""
+        self.versions = [(t, t._version) for t in tensors_in(self.arguments) if not t.is_inference()]
+
+    def check_arguments(self) -> None:
+        for tensor, version in self.versions:
+            if tensor._version != version:
+                raise GenerationError(
+                    f"{self.component.name}: an argument of shape {tuple(tensor.shape)} was changed in place between "
+                    "the call and its use; this pipeline's guidance calls must not be collected"
+                )
+
+
+@dataclass(frozen=True)
+class TorchState:
+    """Thread-wide torch settings that belong to the caller: a call runs under those it was made under."""
+
+    grad: bool
+    autocast: bool
+    autocast_dtype: torch.dtype
+    default_dtype: torch.dtype
+
+    @classmethod
+    def now(cls, device_type: str) -> TorchState:
+        return cls(
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled(device_type),
+            torch.get_autocast_dtype(device_type),
+            torch.get_default_dtype(),
+        )
+
+    def apply(self, device_type: str) -> None:
+        torch.set_grad_enabled(self.grad)
+        torch.set_autocast_enabled(device_type, self.autocast)
+        torch.set_autocast_dtype(device_type, self.autocast_dtype)
+        torch.set_default_dtype(self.default_dtype)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """All tensors in nested lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [t for item in value.values() for t in tensors_in(item)]
+    if isinstance(value, (list, tuple)):
+        return [t for item in value for t in tensors_in(item)]
+    return []

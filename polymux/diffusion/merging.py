@@ -1,0 +1,200 @@
+"""Which calls can run as one, and how they are put together and taken apart again.
+
+Two calls of a component go together if their keys are equal. What a value means follows from its form: a tensor whose
+first dimension is the call's batch size is per sample and is concatenated; so is a list of that length; a tuple is
+structure (rotary cos/sin pairs); a single number is repeated per sample; every other tensor must have the same
+contents in all calls. A family adds rules for padding (prompts of different length). Whether a family's calls may be
+merged at all is not decided here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+from torch.utils.weak import WeakIdKeyDictionary
+
+from polymux.diffusion.call import Call
+from polymux.families.base import Padding
+
+
+class NotMergeable(Exception):
+    """The result of a merged call cannot be taken apart."""
+
+
+def batch_of(arguments: dict[str, Any]) -> int:
+    """The number of samples in a call, from its first tensor (or list of tensors). 0: it has none."""
+    for value in arguments.values():
+        if isinstance(value, torch.Tensor) and value.ndim >= 2:
+            return int(value.shape[0])
+        if _is_tensor_list(value):
+            return len(value)
+    return 0
+
+
+def tokens_of(call: Call) -> int:
+    """How much work a call is: positions of its first tensor, counted in the component's patches."""
+    for value in call.arguments.values():
+        if isinstance(value, torch.Tensor) and value.ndim >= 2:
+            return max(_positions(value) // (call.component.patch_area if value.ndim > 3 else 1), 1)
+        if _is_tensor_list(value):
+            return max(sum(_positions(v.unsqueeze(0)) for v in value) // call.component.patch_area, 1)
+    return 1
+
+
+def _positions(x: torch.Tensor) -> int:
+    """(batch, tokens, channels) or (batch, channels, *space): all but the channels."""
+    if x.ndim <= 3:
+        return x.shape[0] * x.shape[1]
+    return x.numel() // max(x.shape[1], 1)
+
+
+def _is_tensor_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(v, torch.Tensor) for v in value)
+
+
+def _is_number(value: torch.Tensor) -> bool:
+    """A timestep or a guidance scale, with or without an axis."""
+    return value.numel() == 1 and value.ndim <= 1
+
+
+class Contents:
+    """Digests of tensors that must be equal, each computed once as long as the tensor lives unchanged."""
+
+    def __init__(self) -> None:
+        self.known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def digest(self, tensor: torch.Tensor) -> bytes:
+        version = -1 if tensor.is_inference() else tensor._version
+        if tensor in self.known and self.known[tensor][0] == version:
+            return bytes(self.known[tensor][1])
+        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        digest = hashlib.blake2b(raw, digest_size=16).digest()
+        self.known[tensor] = (version, digest)
+        return digest
+
+
+class Merger:
+    """Keys and merges the calls of one engine by the family's rules."""
+
+    def __init__(self, padding: Sequence[Padding] = (), shared: Sequence[str] = ()) -> None:
+        self.shared = frozenset(shared)
+        self.padding = {rule.argument: rule for rule in padding}
+        self.masks = {rule.mask for rule in padding if rule.mask is not None}
+        self.contents = Contents()
+
+    def key(self, call: Call) -> Hashable:
+        """Calls with equal keys may run as one."""
+        n = batch_of(call.arguments)
+        if n == 0:
+            return (id(call),)
+        named = tuple(
+            (name, self._key(value, -1 if name in self.shared else n, self.padding.get(name)))
+            for name, value in sorted(call.arguments.items())
+            if name not in self.masks
+        )
+        return (call.component.name, call.method, call.state, named)
+
+    def _key(self, value: Any, n: int, rule: Padding | None = None) -> Hashable:
+        if isinstance(value, torch.Tensor):
+            if rule is not None and value.ndim > rule.dim and value.shape[0] == n:
+                return ("padded", *(s for d, s in enumerate(value.shape) if d not in (0, rule.dim)), value.dtype)
+            if _is_number(value) and n > 0:
+                return ("sample", torch.Size(()), value.dtype)
+            if value.ndim > 0 and value.shape[0] == n:
+                return ("sample", value.shape[1:], value.dtype)
+            return ("equal", value.shape, value.dtype, self.contents.digest(value))
+        if isinstance(value, list) and len(value) == n:
+            if _is_tensor_list(value):
+                return ("samples", frozenset((v.ndim, v.dtype) for v in value))
+            items = {self._key(v, n) for v in value}
+            return ("items", *items) if len(items) == 1 else ("object", id(value))
+        if isinstance(value, (list, tuple)):
+            return (type(value).__name__, *(self._key(v, n) for v in value))
+        if isinstance(value, dict):
+            return ("dict", *((k, self._key(v, n)) for k, v in sorted(value.items())))
+        if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
+            return (type(value).__name__, value)
+        return ("object", id(value))
+
+    def merge(self, calls: Sequence[Call]) -> dict[str, Any]:
+        """The arguments of one call that does the work of all of them, in order."""
+        sizes = [batch_of(c.arguments) for c in calls]
+        merged = {
+            name: value if name in self.shared else self._merge([c.arguments[name] for c in calls], sizes)
+            for name, value in calls[0].arguments.items()
+            if name not in self.padding and name not in self.masks
+        }
+        for rule in self.padding.values():
+            if rule.argument in calls[0].arguments:
+                merged |= self._pad(rule, calls, sizes)
+        if "use_cache" in calls[0].component.signatures[calls[0].method].parameters:
+            merged.setdefault("use_cache", False)  # a key-value cache could not be taken apart, and nobody asked for it
+        order = list(calls[0].arguments)
+        return dict(sorted(merged.items(), key=lambda kv: order.index(kv[0]) if kv[0] in order else len(order)))
+
+    def _merge(self, values: list[Any], sizes: list[int]) -> Any:
+        first = values[0]
+        if isinstance(first, torch.Tensor):
+            if all(v.ndim > 0 and v.shape[0] == n for v, n in zip(values, sizes, strict=True)):
+                return torch.cat(values)
+            if any(_is_number(v) for v in values):
+                return torch.cat([v.reshape(-1).expand(n) for v, n in zip(values, sizes, strict=True)])
+            return first
+        if isinstance(first, list) and all(len(v) == n for v, n in zip(values, sizes, strict=True)):
+            return [item for v in values for item in v]
+        if isinstance(first, (list, tuple)):
+            return type(first)(self._merge([v[i] for v in values], sizes) for i in range(len(first)))
+        if isinstance(first, dict):
+            return {k: self._merge([v[k] for v in values], sizes) for k in first}
+        return first
+
+    def _pad(self, rule: Padding, calls: Sequence[Call], sizes: list[int]) -> dict[str, Any]:
+        """Pad to the longest. Where lengths differ the mask tells real from padded positions."""
+        values: list[torch.Tensor] = [c.arguments[rule.argument] for c in calls]
+        masks = [c.arguments.get(rule.mask) if rule.mask else None for c in calls]
+        lengths = [v.shape[rule.dim] for v in values]
+        longest = max(lengths)
+        out: dict[str, Any] = {
+            rule.argument: torch.cat(
+                [_pad_dim(v, rule.dim, longest - length) for v, length in zip(values, lengths, strict=True)]
+            )
+        }
+        if rule.mask is None or (len(set(lengths)) == 1 and all(m is None for m in masks)):
+            if rule.mask is not None and rule.mask in calls[0].arguments:
+                out[rule.mask] = None
+            return out
+        filled = []
+        for mask, value, length, n in zip(masks, values, lengths, sizes, strict=True):
+            full = mask if mask is not None else torch.ones(n, length, dtype=torch.bool, device=value.device)
+            filled.append(_pad_dim(full.bool(), 1, longest - length))
+        out[rule.mask] = torch.cat(filled)
+        return out
+
+
+def _pad_dim(x: torch.Tensor, dim: int, amount: int) -> torch.Tensor:
+    return x if amount == 0 else pad(x, (0, 0) * (x.ndim - 1 - dim) + (0, amount))
+
+
+def split(result: Any, sizes: Sequence[int]) -> list[Any]:
+    """One result for each of the merged calls. Raises NotMergeable where the result has no batch axis."""
+    total = sum(sizes)
+    if isinstance(result, torch.Tensor):
+        if result.ndim == 0 or result.shape[0] != total:
+            raise NotMergeable(f"a result of shape {tuple(result.shape)} for {total} samples")
+        return list(torch.split(result, list(sizes)))
+    if isinstance(result, list) and len(result) == total:
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        return [result[s : s + n] for s, n in zip(starts, sizes, strict=True)]
+    if isinstance(result, dict):
+        columns = {k: split(v, sizes) for k, v in result.items()}
+        return [type(result)(**{k: c[i] for k, c in columns.items()}) for i in range(len(sizes))]
+    if isinstance(result, tuple):
+        parts = [split(part, sizes) for part in result]
+        return [tuple(p[i] for p in parts) for i in range(len(sizes))]
+    if result is None:
+        return [None] * len(sizes)
+    raise NotMergeable(f"a result of type {type(result).__name__}")

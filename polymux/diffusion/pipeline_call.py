@@ -1,0 +1,173 @@
+"""From a request to the arguments of a pipeline's call.
+
+Knows how diffusers' pipelines, classic and modular, name their arguments; knows no particular pipeline.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polymux.errors import InvalidRequestError
+from polymux.families.base import Family
+from polymux.media.wire import from_wire
+from polymux.request import Capabilities, Modality, OmniDiffusionSamplingParams, Request
+
+# Sampling fields and the names under which pipelines take them, in order of preference.
+FIELDS: dict[str, tuple[str, ...]] = {
+    "height": ("height",),
+    "width": ("width",),
+    "num_frames": ("num_frames",),
+    "fps": ("fps", "frame_rate"),
+    "num_inference_steps": ("num_inference_steps",),
+    "guidance_scale": ("guidance_scale",),
+    "guidance_scale_2": ("guidance_scale_2",),
+    "true_cfg_scale": ("true_cfg_scale",),
+    "strength": ("strength",),
+    "sigmas": ("sigmas",),
+    "timesteps": ("timesteps",),
+    "max_sequence_length": ("max_sequence_length",),
+}
+
+# Arguments that take media, and how many items each may take, unless the family says otherwise.
+MANY = 16
+MEDIA: dict[str, int] = {
+    "image": MANY,
+    "images": MANY,
+    "input_images": MANY,
+    "mask_image": 1,
+    "control_image": MANY,
+    "reference_images": MANY,
+    "last_image": 1,
+    "image_reference": 1,
+    "video": 1,
+    "mask": 1,
+    "audio": 1,
+    "conditioning_image": 1,
+}
+
+# Set by the engine, not by requests.
+OWN = {"self", "args", "kwargs", "generator", "output_type", "return_dict", "callback_on_step_end", "output", "state"}
+OUTPUTS: dict[Modality, tuple[str, ...]] = {
+    "image": ("images", "image"),
+    "video": ("frames", "videos", "video"),
+    "audio": ("audios", "audio"),
+    "text": ("text",),
+}
+
+
+@dataclass(frozen=True)
+class CallShape:
+    """The arguments that a pipeline's call takes, and which of them have no default."""
+
+    accepted: tuple[str, ...]
+    required: tuple[str, ...]
+    modular: bool
+    result: str | None = None  # modular: the name of the wanted output
+
+    @classmethod
+    def of(cls, pipeline: Any, modality: Modality) -> CallShape:
+        blocks = pipeline.__dict__.get("_blocks")
+        if blocks is not None:
+            inputs = [p for p in blocks.inputs if p.name is not None]
+            names = {p.name for p in blocks.outputs}
+            result = next((n for n in OUTPUTS[modality] if n in names), None)
+            required = tuple(p.name for p in inputs if p.required)
+            return cls(tuple(p.name for p in inputs), required, True, result)
+        parameters = inspect.signature(type(pipeline).__call__).parameters.values()
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
+        # Pipelines give None as the default of what they cannot do without.
+        required = tuple(p.name for p in named if p.default is inspect.Parameter.empty)
+        return cls(tuple(p.name for p in named), required, False)
+
+    def takes(self, name: str) -> bool:
+        return name in self.accepted
+
+
+def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
+    """What the loaded pipeline can do."""
+    modules = [m for m in pipeline.components.values() if isinstance(m, torch.nn.Module)]
+    refused = {}
+    for argument, component, flag in family.refused:
+        part = pipeline.components.get(component)
+        if part is not None and not part.config.get(flag):
+            refused[argument] = f"this checkpoint's {component} has no {flag}"
+    media = {n: MEDIA[n] for n in shape.accepted if n in MEDIA} | dict(family.media)
+    prompt = ("prompt",) if shape.takes("prompt") and not family.prompt_optional else ()
+    requests = {field for field, names in FIELDS.items() if any(shape.takes(n) for n in names)}
+    others = [n for n in shape.accepted if n not in OWN and not any(n in names for names in FIELDS.values())]
+    return Capabilities(
+        family=family.name if family.pipelines else None,
+        pipeline=type(pipeline).__name__,
+        modality=family.modality,
+        arguments=tuple(sorted({*requests, *others})),
+        required=tuple(sorted({*shape.required, *prompt, *(n for n, _ in family.media)})),
+        media=media,
+        size_multiple=family.size_multiple or _size_multiple(pipeline),
+        frames_multiple=family.frames_multiple,
+        refused=refused,
+        merges="denoiser" in family.merge,
+        device=str(next((p.device for m in modules for p in m.parameters()), "cpu")),
+        dtype=str(next((p.dtype for m in modules for p in m.parameters()), "")).removeprefix("torch."),
+        parameters=sum(p.numel() for m in modules for p in m.parameters()),
+    )
+
+
+def _size_multiple(pipeline: Any) -> int:
+    """Pixels per latent, times the denoiser's patch where it has one."""
+    scale = getattr(pipeline, "vae_scale_factor", None) or getattr(pipeline, "vae_scale_factor_spatial", None) or 8
+    return int(scale) * 2 if "transformer" in pipeline.components else int(scale)
+
+
+def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[str, Any]:
+    """The pipeline's keyword arguments, without generator."""
+    params = request.params
+    values: dict[str, Any] = {}
+    if request.prompt is not None:
+        values["prompt"] = request.prompt
+    negative = request.negative_prompt if request.negative_prompt is not None else params.negative_prompt
+    if negative is not None:
+        values["negative_prompt"] = negative
+    for field, names in FIELDS.items():
+        value = getattr(params, field)
+        if value is not None:
+            name = next((n for n in names if shape.takes(n)), field)
+            values[name] = list(value) if isinstance(value, tuple) else value
+    for name, items in request.media.items():
+        media = [from_wire(item) for item in items]
+        values[name] = media[0] if len(media) == 1 else media
+    for name, value in params.extra_args.items():
+        if name in values:
+            raise InvalidRequestError(f"extra_args.{name} is also given as a field of its own", param=name)
+        values[name] = value
+    for argument, companion, default in family.companions:
+        if argument in values and companion not in values:
+            values[companion] = default
+    _refuse_unknown(values, shape)
+    output = _output_type(params, family.modality)
+    if shape.takes("output_type"):
+        values["output_type"] = output
+    elif params.output_type != "pil":
+        raise InvalidRequestError(
+            f"output_type={params.output_type!r}: this pipeline has one kind of output", param="output_type"
+        )
+    if shape.modular and shape.result is not None:
+        values["output"] = "latents" if output == "latent" else shape.result
+    return values
+
+
+def _output_type(params: OmniDiffusionSamplingParams, modality: Modality) -> str:
+    return "np" if params.output_type == "pil" and modality != "image" else params.output_type
+
+
+def _refuse_unknown(values: dict[str, Any], shape: CallShape) -> None:
+    allowed = [n for n in shape.accepted if n not in OWN]
+    for name in values:
+        if name not in allowed:
+            raise InvalidRequestError(
+                f"{name}={values[name]!r}: this pipeline takes no {name}; it takes {', '.join(sorted(allowed))}",
+                param=name,
+            )

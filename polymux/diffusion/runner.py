@@ -1,0 +1,99 @@
+"""Runs a group of calls as one, in the engine's own context.
+
+What fails is retried smaller: a group that does not fit in memory, or that fails because of one of its members, is
+halved until single calls remain; a component that fails only when calls are merged runs call by call from then on. An
+error reaches only the calls that have it when they run alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from polymux.diffusion.call import Call, TorchState
+from polymux.diffusion.merging import Merger, batch_of, split
+from polymux.diffusion.timing import Stopwatch
+from polymux.errors import GenerationError, OutOfMemoryError
+
+log = logging.getLogger(__name__)
+
+
+class Runner:
+    """Executes calls and counts them. `unmergeable` names the components that proved so."""
+
+    def __init__(self, merger: Merger, device: torch.device) -> None:
+        self.merger, self.device = merger, device
+        self.unmergeable: set[str] = set()
+        self.runs: dict[str, int] = {}  # calls that ran, by component
+        self.answered: dict[str, int] = {}  # sessions' calls that these answered, by component
+
+    def execute(self, calls: Sequence[Call]) -> None:
+        """Run all calls; afterwards each has a result or an error."""
+        sound = [call for call in calls if self._unchanged(call)]
+        if len(sound) == 1:
+            self._run_alone(sound[0])
+        elif sound:
+            problem = self._run_together(sound)
+            if problem is not None:
+                self._run_halves(sound, problem)
+
+    def _run_halves(self, calls: Sequence[Call], problem: Exception) -> None:
+        name, middle = calls[0].component.name, len(calls) // 2
+        self._free()
+        self.execute(calls[:middle])
+        self.execute(calls[middle:])
+        if isinstance(problem, torch.OutOfMemoryError):
+            log.warning("%s: %d calls do not fit in memory together; they ran in parts", name, len(calls))
+        elif len(calls) == 2 and all(c.error is None for c in calls):  # each works: being together is what failed
+            log.warning("%s: calls cannot be merged (%s); they run one by one from now on", name, problem)
+            self.unmergeable.add(name)
+
+    def _unchanged(self, call: Call) -> bool:
+        try:
+            call.check_arguments()
+        except GenerationError as error:
+            call.fail(error)
+        return not call.done
+
+    def _run_together(self, calls: Sequence[Call]) -> Exception | None:
+        """None if it worked; else what went wrong, and no call is done."""
+        try:
+            parts = split(self._run(calls, self.merger.merge(calls)), [batch_of(c.arguments) for c in calls])
+        except Exception as error:  # a model may raise anything, and it may be one member's fault
+            return error
+        for call, part in zip(calls, parts, strict=True):
+            call.finish(part)
+        return None
+
+    def _run_alone(self, call: Call) -> None:
+        try:
+            call.finish(self._run([call], call.arguments))
+        except torch.OutOfMemoryError as error:
+            self._free()
+            call.fail(OutOfMemoryError(f"{call.component.name}: this request alone does not fit in memory: {error}"))
+        except Exception as error:  # whatever the model raises is the session's to see
+            call.fail(error)
+
+    def _run(self, calls: Sequence[Call], arguments: dict[str, Any]) -> Any:
+        head = calls[0]
+        name = head.component.name
+        outside = TorchState.now(self.device.type)
+        watch = Stopwatch(self.device)
+        head.state.apply(self.device.type)
+        try:
+            result = head.component.run(head.method, arguments)
+        finally:
+            outside.apply(self.device.type)
+        seconds = watch.stop()
+        for call in calls:
+            call.owner.spent(call, seconds)
+        self.runs[name] = self.runs.get(name, 0) + 1
+        self.answered[name] = self.answered.get(name, 0) + len(calls)
+        return result
+
+    def _free(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -1,0 +1,234 @@
+"""A request's output in the making: one pipeline call as a coroutine.
+
+The session owns a shallow copy of the pipeline with its own schedulers, guiders and random state, so nothing that a
+pipeline stores on itself reaches another request. It is suspended whenever it needs the result of a component call.
+Which call runs when is not decided here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from diffusers import SchedulerMixin
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from polymux.diffusion.call import Call, CallOwner, Phase, TorchState, tensors_in
+from polymux.diffusion.component import Component, SessionGreenlet
+from polymux.diffusion.deferred import Deferred, deferrable, promise, specs_of
+from polymux.diffusion.progress import StepCounter, count_steps
+from polymux.diffusion.timing import Seconds
+from polymux.errors import NonFiniteOutputError
+
+STATEFUL = ("scheduler", "guider")  # words in the names of parts that have state of their own
+
+
+class Coroutine(greenlet, SessionGreenlet):  # type: ignore[misc]
+    """The greenlet of a session."""
+
+
+class ResultSpecs:
+    """What calls return, by the form of their arguments; learnt from calls that ran. Shared by an engine's sessions."""
+
+    def __init__(self, limit: int = 512) -> None:
+        self.known: OrderedDict[Hashable, Any] = OrderedDict()
+        self.limit = limit
+
+    def get(self, key: Hashable) -> Any:
+        return self.known.get(key)
+
+    def learn(self, key: Hashable, result: Any) -> None:
+        specs = specs_of(result)
+        if deferrable(specs):
+            self.known[key] = specs
+            while len(self.known) > self.limit:
+                self.known.popitem(last=False)
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """What all sessions of an engine share."""
+
+    device: torch.device
+    specs: ResultSpecs
+    collect_guidance: bool
+
+
+@dataclass(eq=False)
+class Session(CallOwner):
+    """One output of one request. `run` gets the session's own pipeline and returns its result."""
+
+    request_id: str
+    index: int  # which of the request's outputs
+    seed: int
+    settings: SessionSettings
+    steps: StepCounter = field(default_factory=StepCounter)
+    waiting: list[Call] = field(default_factory=list)  # made since the last suspension, not yet in the engine's queue
+    result: Any = None
+    error: BaseException | None = None
+    spans: list[tuple[Phase, Seconds]] = field(default_factory=list)  # of the runs that answered its calls
+    blocked_on: Call | None = None
+    coroutine: Coroutine | None = None
+
+    def open(self, pipeline: Any, run: Callable[[Any], Any]) -> None:
+        """Make the coroutine. Nothing runs until the first `resume`."""
+        own = own_copy(pipeline)
+        count_steps(own, self.steps)
+
+        def body() -> None:
+            self.result = run(own)
+
+        self.coroutine = Coroutine(body, getcurrent())
+        self.coroutine.handler = self._on_call
+        self.random = RandomState(self.settings.device, self.seed)
+        self.torch_state = TorchState.now(self.settings.device.type)
+
+    @property
+    def finished(self) -> bool:
+        return self.coroutine is None or self.coroutine.dead
+
+    @property
+    def ready(self) -> bool:
+        """Whether `resume` would make progress."""
+        return not self.finished and (self.blocked_on is None or self.blocked_on.done)
+
+    def resume(self) -> None:
+        """Run until the session needs a result that is not there, or ends."""
+        self._switch(None)
+
+    def take_calls(self) -> list[Call]:
+        """The calls made since the last time."""
+        calls, self.waiting = self.waiting, []
+        return calls
+
+    def cancel(self) -> None:
+        """End it where it stands, if it has not ended; its batch-mates do not notice."""
+        if not self.finished:
+            self._switch(GreenletExit())
+        self.coroutine = None
+
+    def _switch(self, exception: BaseException | None) -> None:
+        """Enter the coroutine under its own torch settings and random state, and restore the engine's afterwards."""
+        assert self.coroutine is not None
+        device = self.settings.device
+        outside, random_outside = TorchState.now(device.type), RandomState.now(device)
+        self.torch_state.apply(device.type)
+        self.random.apply()
+        try:
+            if exception is None:
+                self.coroutine.switch()
+            else:
+                self.coroutine.throw(exception)
+        except Exception as error:
+            self.error = error
+        finally:
+            self.torch_state = TorchState.now(device.type)
+            self.random = RandomState.now(device)
+            outside.apply(device.type)
+            random_outside.apply()
+
+    def _on_call(self, component: Component, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """In the coroutine: a component was called."""
+        arguments = settled(component.bind(method, args, kwargs))
+        call = Call(self, component, method, arguments, TorchState.now(self.settings.device.type))
+        if call.phase == "decode":
+            check_finite(arguments, f"the latents that {component.name} is to decode")
+        self.waiting.append(call)
+        if component.role != "denoiser" or not self.settings.collect_guidance:
+            self.wait_for(call)
+            return checked_result(call)
+        form = form_of(component, call)
+        specs = self.settings.specs.get(form)
+        if specs is None:
+            self.wait_for(call)
+            self.settings.specs.learn(form, call.result)
+            return call.result
+        call.watch_arguments()
+        return promise(call, specs)
+
+    def spent(self, call: Call, seconds: Seconds) -> None:
+        self.spans.append((call.phase, seconds))
+
+    def wait_for(self, call: Call) -> None:
+        self.blocked_on = call
+        while not call.done:
+            assert self.coroutine is not None and self.coroutine.parent is not None
+            self.coroutine.parent.switch()
+        self.blocked_on = None
+        if call.error is not None:
+            raise call.error
+
+
+class RandomState:
+    """The default generators' state: a session draws from its own, whoever else runs in between."""
+
+    def __init__(self, device: torch.device, seed: int | None) -> None:
+        self.device = device
+        if seed is not None:
+            self.cpu = torch.Generator().manual_seed(seed).get_state()
+            self.cuda = torch.Generator(device).manual_seed(seed).get_state() if device.type == "cuda" else None
+
+    @classmethod
+    def now(cls, device: torch.device) -> RandomState:
+        self = cls(device, None)
+        self.cpu = torch.get_rng_state()
+        self.cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return self
+
+    def apply(self) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, self.device)
+
+
+def own_copy(pipeline: Any) -> Any:
+    """A shallow copy whose stateful parts are its own. Weights are shared."""
+    own = copy.copy(pipeline)
+    for name, part in list(vars(pipeline).items()):  # some are not among the registered components
+        if isinstance(part, SchedulerMixin) or any(word in name for word in STATEFUL):
+            setattr(own, name, copy.deepcopy(part))
+    return own
+
+
+def settled(value: Any) -> Any:
+    """A copy of nested arguments in which deferred tensors are replaced by their values."""
+    if isinstance(value, Deferred):
+        return value.force()
+    if type(value) is dict:
+        return {k: settled(v) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(settled(v) for v in value)
+    return value
+
+
+def form_of(component: Component, call: Call) -> Hashable:
+    """What determines the shapes of a call's result: the shapes and types of what goes in, and the flags."""
+
+    def form(value: Any) -> Hashable:
+        if isinstance(value, torch.Tensor):
+            return (value.shape, value.dtype, value.device)
+        if isinstance(value, (list, tuple)):
+            return tuple(form(v) for v in value)
+        if isinstance(value, dict):
+            return tuple((k, form(v)) for k, v in value.items())
+        if value is None or isinstance(value, (bool, int, str)):
+            return value
+        return id(type(value))
+
+    return (component.name, call.method, call.state, form(call.arguments))
+
+
+def check_finite(value: Any, what: str) -> None:
+    for tensor in tensors_in(value):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise NonFiniteOutputError(f"the model produced NaN or infinity: {what} are not finite")
+
+
+def checked_result(call: Call) -> Any:
+    if call.phase == "decode":
+        check_finite(call.result, f"the outputs of {call.component.name}")
+    return call.result

@@ -1,0 +1,210 @@
+"""The engine of a diffusion stage.
+
+A step: let every session that can go on run until it needs a component, choose the calls to run, run them as one.
+Knows requests, their sessions and the queue between them; not what a pipeline computes, and nothing of processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import torch
+
+from polymux.config import EngineConfig
+from polymux.diffusion.call import Call
+from polymux.diffusion.component import components_of
+from polymux.diffusion.merging import Merger, tokens_of
+from polymux.diffusion.outputs import media_of, sample_rate_of
+from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe
+from polymux.diffusion.runner import Runner
+from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
+from polymux.diffusion.step_scheduler import StepScheduler
+from polymux.engine.device import resolve_device
+from polymux.engine.job import Job, randomness_of
+from polymux.engine.warmup import warmup_request
+from polymux.errors import GenerationError, PolymuxError, RequestAbortedError, from_info
+from polymux.families import family_of
+from polymux.loading import auto_dtype, load_pipeline
+from polymux.request import Capabilities, Event, Failed, Finished, Media, Request, StageStats
+from polymux.validation import validate
+
+log = logging.getLogger(__name__)
+
+
+class DiffusionEngine:
+    """Implements `engine.base.StageEngine` for any diffusers pipeline."""
+
+    @classmethod
+    def load(cls, config: EngineConfig, components: dict[str, object] | None = None) -> DiffusionEngine:
+        """Load the model; `components`: parts that the checkpoint lacks. Raises CheckpointError, ConfigError."""
+        device = resolve_device(config.device.device)
+        if config.device.num_threads is not None:
+            torch.set_num_threads(config.device.num_threads)
+        dtype = auto_dtype(config.model.dtype, device)
+        return cls(config, load_pipeline(config.model, device, dtype, components=components), device)
+
+    def __init__(self, config: EngineConfig, pipeline: Any, device: torch.device) -> None:
+        """An engine for a pipeline that is loaded already, with its modules on `device`."""
+        self.config, self.pipeline, self.device = config, pipeline, device
+        self.family = family_of(type(pipeline).__name__)
+        self.shape = CallShape.of(self.pipeline, self.family.modality)
+        self.described = describe(self.pipeline, self.family, self.shape)
+        self.max_sessions = config.scheduler.max_num_seqs
+        merger = Merger(self.family.padding, self.family.shared)
+        self.runner = Runner(merger, self.device)
+        self.scheduler = StepScheduler(config.scheduler.max_batched_tokens, self._may_merge, merger.key, tokens_of)
+        collect = self.family.collect_guidance and self.max_sessions > 1
+        self.settings = SessionSettings(self.device, ResultSpecs(), collect)
+        self.components = components_of(self.pipeline.components.items(), self.family.denoisers)
+        for component in self.components:
+            component.attach()
+        self.jobs: dict[str, Job] = {}
+        self.events: list[Event] = []
+        self.totals = {"steps": 0.0, "encode": 0.0, "denoise": 0.0, "decode": 0.0}  # of sessions that have ended
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.described
+
+    @property
+    def stats(self) -> StageStats:
+        running = sum(job.opened > 0 for job in self.jobs.values())
+        open_steps = sum(s.steps.done for job in self.jobs.values() for s in job.sessions.values())
+        return StageStats(
+            running=running,
+            waiting=len(self.jobs) - running,
+            steps=int(self.totals["steps"]) + open_steps,
+            calls=dict(self.runner.runs),
+            merged=dict(self.runner.answered),
+            seconds={phase: seconds for phase, seconds in self.totals.items() if phase != "steps"},
+        )
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.jobs or self.events)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises InvalidRequestError; then the engine holds nothing of it."""
+        validate(request, self.described, self.config.limits)
+        call_arguments(request, self.shape, self.family)
+        self.jobs[request.request_id] = Job(request, randomness_of(request))
+
+    def abort(self, request_id: str) -> None:
+        if request_id in self.jobs:
+            self._fail(self.jobs[request_id], RequestAbortedError("the request was aborted"))
+
+    @torch.no_grad()
+    def step(self) -> list[Event]:
+        self._admit()
+        for session in [s for job in self.jobs.values() for s in job.sessions.values()]:
+            while session.ready:
+                session.resume()
+                self.scheduler.submit(session.take_calls())
+            if session.finished:
+                self._ended(session)
+        self.runner.execute(self.scheduler.next_group())
+        self.events += [p for job in self.jobs.values() if (p := job.progress()) is not None]
+        events, self.events = self.events, []
+        return events
+
+    def warm_up(self) -> None:
+        """Make one small generation. Raises what it raised."""
+        self.add(warmup_request(self.described, self.family, self.shape))
+        while self.busy:
+            for event in self.step():
+                if isinstance(event, Failed):
+                    raise from_info(event.error)
+
+    def close(self) -> None:
+        for job in list(self.jobs.values()):
+            self._fail(job, RequestAbortedError("the engine was closed"))
+        for component in self.components:
+            component.detach()
+
+    def _may_merge(self, call: Call) -> bool:
+        component = call.component
+        # What an autoencoder's encode returns is a distribution: it has no batch axis to split.
+        return (
+            self.max_sessions > 1
+            and component.role in self.family.merge
+            and call.method != "encode"
+            and component.name not in self.runner.unmergeable
+        )
+
+    # The life of a job: admitted (its sessions are opened), run, ended.
+
+    def _admit(self) -> None:
+        """Open sessions while there is room: of the request with the fewest open ones first, then of the oldest."""
+        free = self.max_sessions - sum(len(job.sessions) for job in self.jobs.values())
+        for _ in range(free):
+            hungry = [job for job in self.jobs.values() if job.opened < job.count]
+            if hungry:
+                self._open(min(hungry, key=lambda job: (len(job.sessions), job.arrived)))
+
+    def _open(self, job: Job) -> None:
+        index = job.opened
+        source = job.randomness[index]
+        seed = source.seed if source.seed is not None else source.generator.initial_seed()
+        session = Session(job.request.request_id, index, seed, self.settings)
+        session.open(self.pipeline, lambda own: self._generate(own, job, index))
+        job.opened += 1
+        job.started = job.started or time.perf_counter()
+        job.sessions[index] = session
+
+    def _generate(self, pipeline: Any, job: Job, index: int) -> list[Media]:
+        """In the session's coroutine: call the pipeline and bring its result to the host."""
+        arguments = self.config.model.diffusers_call_kwargs | call_arguments(job.request, self.shape, self.family)
+        if self.shape.takes("generator"):
+            arguments["generator"] = job.randomness[index].generator
+        return media_of(pipeline(**arguments), self.family.modality, job.request.params.output_type == "pil")
+
+    def _ended(self, session: Session) -> None:
+        job = self.jobs.get(session.request_id)
+        if job is None:  # another output of the same request has failed and ended it
+            return
+        if session.error is not None:
+            self._fail(job, as_polymux_error(session.error))
+            return
+        self._close(job, session)
+        job.outputs[session.index] = session.result
+        if job.complete:
+            self._finish(job)
+
+    def _close(self, job: Job, session: Session) -> None:
+        self.scheduler.forget(session)
+        session.cancel()
+        before = dict(job.seconds)
+        job.close(session)
+        self.totals["steps"] += session.steps.done
+        for phase, seconds in job.seconds.items():
+            self.totals[phase] += seconds - before.get(phase, 0.0)
+
+    def _finish(self, job: Job) -> None:
+        del self.jobs[job.request.request_id]
+        self.events.append(
+            Finished(
+                request_id=job.request.request_id,
+                modality=self.family.modality,
+                outputs=[job.outputs[i] for i in range(job.count)],
+                seeds=[r.seed for r in job.randomness],
+                metrics=job.metrics(),
+                fps=(job.request.params.fps or self.family.fps) if self.family.modality == "video" else None,
+                sample_rate=sample_rate_of(self.pipeline),
+            )
+        )
+
+    def _fail(self, job: Job, error: PolymuxError) -> None:
+        del self.jobs[job.request.request_id]
+        for session in list(job.sessions.values()):
+            self._close(job, session)
+        self.events.append(Failed(job.request.request_id, error.info()))
+
+
+def as_polymux_error(error: BaseException) -> PolymuxError:
+    """What a pipeline raised, in the terms of this project."""
+    if isinstance(error, PolymuxError):
+        return error
+    log.warning("a request failed", exc_info=error)
+    return GenerationError(f"the model failed: {type(error).__name__}: {error}")

@@ -1,0 +1,100 @@
+"""A request in the engine: its outputs, each made by a session of its own, and what they have cost so far."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from polymux.diffusion.call import Phase
+from polymux.diffusion.session import Session
+from polymux.request import Media, Progress, Request, RequestMetrics
+
+SEEDS = 2**64  # torch takes seeds below this
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """Where the noise of one output comes from. `seed` is None if the caller passed a generator."""
+
+    seed: int | None
+    generator: torch.Generator
+
+
+def randomness_of(request: Request) -> list[Randomness]:
+    """Output i has seed + i; or, of a generator: output 0 has its state, the others have seeds drawn from a copy."""
+    count = request.params.num_outputs_per_prompt
+    if request.generator_state is not None:
+        first, source = (_with_state(request.generator_state) for _ in range(2))
+        drawn = torch.randint(2**63 - 1, (count - 1,), generator=source).tolist()
+        return [Randomness(None, first), *(Randomness(s, torch.Generator().manual_seed(s)) for s in drawn)]
+    seed = request.params.seed if request.params.seed is not None else secrets.randbelow(2**32)
+    seeds = [(seed + i) % SEEDS for i in range(count)]
+    return [Randomness(s, torch.Generator().manual_seed(s)) for s in seeds]
+
+
+def _with_state(state: bytes) -> torch.Generator:
+    generator = torch.Generator()
+    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    return generator
+
+
+@dataclass(eq=False)
+class Job:
+    """One request. Sessions are opened in the order of the outputs and removed when they end."""
+
+    request: Request
+    randomness: list[Randomness]
+    arrived: float = field(default_factory=time.perf_counter)
+    started: float | None = None
+    opened: int = 0
+    sessions: dict[int, Session] = field(default_factory=dict)
+    outputs: dict[int, list[Media]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # by phase, of sessions that have ended
+    steps_done: int = 0  # likewise
+    steps_total: int = 0
+    reported: tuple[str, int, int] | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.randomness)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.outputs) == self.count
+
+    def close(self, session: Session) -> None:
+        """Take over what an ended session has cost."""
+        for phase, seconds in session.spans:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds()
+        self.steps_done += session.steps.done
+        self.steps_total += session.steps.total
+        self.sessions.pop(session.index, None)
+
+    def metrics(self) -> RequestMetrics:
+        now = time.perf_counter()
+        return RequestMetrics(
+            queue=(self.started or now) - self.arrived,
+            encode=self.seconds.get("encode", 0.0),
+            denoise=self.seconds.get("denoise", 0.0),
+            decode=self.seconds.get("decode", 0.0),
+            total=now - self.arrived,
+            steps=self.steps_done,
+        )
+
+    def progress(self) -> Progress | None:
+        """How far it is, if that has changed since the last time."""
+        sessions = list(self.sessions.values())
+        done = self.steps_done + sum(s.steps.done for s in sessions)
+        known = self.opened == self.count and all(s.steps.total for s in sessions)
+        total = self.steps_total + sum(s.steps.total for s in sessions) if known else 0
+        blocked: Phase = next((s.blocked_on.phase for s in sessions if s.blocked_on is not None), "encode")
+        phase: Literal["queued"] | Phase = blocked if self.opened else "queued"
+        now = (phase, done, total)
+        if now == self.reported:
+            return None
+        self.reported = now
+        return Progress(self.request.request_id, phase, done, total)

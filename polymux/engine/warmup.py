@@ -1,0 +1,52 @@
+"""The generation that a stage makes before it reports ready: small, but through everything a request goes through."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+from polymux.diffusion.pipeline_call import CallShape
+from polymux.families.base import Family
+from polymux.media.wire import to_wire
+from polymux.request import Capabilities, Media, OmniDiffusionSamplingParams, Request
+
+SIDE = 256  # pixels; large enough for every size rule met so far
+STEPS = 2
+
+
+def warmup_request(capabilities: Capabilities, family: Family, shape: CallShape) -> Request:
+    """A request with every argument that the pipeline cannot do without, and the family's own warm-up values."""
+    side = -(-SIDE // capabilities.size_multiple) * capabilities.size_multiple
+    values: dict[str, object] = {}
+    if shape.takes("num_inference_steps"):
+        values["num_inference_steps"] = STEPS
+    if shape.takes("height") and shape.takes("width"):
+        values |= {"height": side, "width": side}
+    if shape.takes("num_frames"):
+        values["num_frames"] = capabilities.frames_multiple + 1
+    extra: dict[str, object] = {}
+    for name, value in family.warmup:
+        target = values if name in OmniDiffusionSamplingParams.__dataclass_fields__ else extra
+        target[name] = value
+    return Request(
+        request_id="warm-up",
+        prompt="a photo of a cat" if shape.takes("prompt") else None,
+        media={name: [_medium(name, side)] for name in _needed_media(capabilities, family)},
+        params=OmniDiffusionSamplingParams(**values, seed=0, extra_args=extra),  # type: ignore[arg-type]
+    )
+
+
+def _needed_media(capabilities: Capabilities, family: Family) -> list[str]:
+    declared = {name for name, _ in family.media}
+    return [n for n in capabilities.media if n in declared or n in capabilities.required]
+
+
+def _medium(name: str, side: int) -> Media:
+    if name == "video":
+        return to_wire(np.zeros((5, side, side, 3), dtype=np.uint8))
+    if name == "audio":
+        return to_wire(np.zeros((2, 4096), dtype=np.float32))
+    mode = "L" if "mask" in name else "RGB"
+    return to_wire(
+        Image.fromarray(np.full((side, side) if mode == "L" else (side, side, 3), 127, dtype=np.uint8), mode)
+    )

@@ -1,0 +1,22 @@
+"""Stable Audio and ACE-Step."""
+
+from polymux.families.base import Family
+
+STABLE_AUDIO = Family(
+    name="stable-audio",
+    pipelines=("StableAudioPipeline",),
+    modality="audio",
+    tasks=("text-to-audio",),
+)
+
+ACE_STEP = Family(
+    name="ace-step",
+    pipelines=("AceStepPipeline",),
+    modality="audio",
+    tasks=("text-to-audio",),
+)
+
+FAMILIES = (
+    STABLE_AUDIO,
+    ACE_STEP,
+)

@@ -1,0 +1,79 @@
+"""What a family declares. A family declares, it does not act: generic code reads these fields.
+
+Knows neither torch nor diffusers; pipelines are named by their class names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polymux.request import Modality
+
+
+@dataclass(frozen=True, kw_only=True)
+class Padding:
+    """An argument of the denoiser whose length may differ between requests, and the mask that tells real from padded.
+
+    `dim` is the dimension that is padded with zeros. `mask` names the argument that takes a boolean mask of shape
+    (batch, length); None if padded positions need no mask.
+    """
+
+    argument: str
+    dim: int = 1
+    mask: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One family of models.
+
+    pipelines: class names in diffusers.
+    tasks: what they are for, in the hub's words.
+    merge: the roles whose calls of different requests may run as one ("encoder", "denoiser", "decoder"). Only what the
+        parity tests prove may stand there; `unmerged_because` says why something is missing.
+    collect_guidance: the calls that a step makes one after the other may run together.
+    padding: arguments of the denoiser whose length may differ between merged calls.
+    shared: arguments of the denoiser that are the same for all samples of a call although their form says otherwise.
+    denoisers: components that are denoisers although their names do not tell.
+    refused: arguments that checkpoints ignore unless a component's config flag holds: (argument, component, flag).
+    companions: arguments that act only beside another one, which gets the given value if it is missing:
+        (argument, companion, value).
+    prompt_optional: requests may come without a prompt.
+    size_multiple: height and width must be multiples of it; None: taken from the pipeline's autoencoder.
+    frames_multiple: num_frames - 1 must be a multiple of it.
+    fps: frames per second of its videos.
+    media: input media that every request must bring: (argument, how many items at most).
+    warmup: arguments of the warm-up generation, where generic ones would not do.
+    """
+
+    name: str
+    pipelines: tuple[str, ...]
+    modality: Modality
+    tasks: tuple[str, ...]
+    merge: frozenset[str] = frozenset({"encoder", "denoiser", "decoder"})
+    unmerged_because: str | None = None
+    collect_guidance: bool = True
+    padding: tuple[Padding, ...] = ()
+    shared: tuple[str, ...] = ()
+    denoisers: tuple[str, ...] = ()
+    refused: tuple[tuple[str, str, str], ...] = ()
+    companions: tuple[tuple[str, str, str], ...] = ()
+    prompt_optional: bool = False
+    size_multiple: int | None = None
+    frames_multiple: int = 1
+    fps: float | None = None
+    media: tuple[tuple[str, int], ...] = ()
+    warmup: tuple[tuple[str, str | int | float | bool], ...] = ()
+
+
+NOTHING: frozenset[str] = frozenset()
+
+UNKNOWN = Family(
+    name="unknown",
+    pipelines=(),
+    modality="image",
+    tasks=(),
+    merge=NOTHING,
+    unmerged_because="no declaration: nothing proves that its calls may be merged",
+    collect_guidance=False,
+)

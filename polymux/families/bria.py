@@ -1,0 +1,22 @@
+"""Bria 3 and Fibo."""
+
+from polymux.families.base import Family
+
+BRIA = Family(
+    name="bria",
+    pipelines=("BriaPipeline",),
+    modality="image",
+    tasks=("text-to-image",),
+)
+
+BRIA_FIBO = Family(
+    name="bria-fibo",
+    pipelines=("BriaFiboPipeline",),
+    modality="image",
+    tasks=("text-to-image",),
+)
+
+FAMILIES = (
+    BRIA,
+    BRIA_FIBO,
+)

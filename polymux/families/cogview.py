@@ -1,0 +1,25 @@
+"""CogView 4 and CogVideoX."""
+
+from polymux.families.base import Family
+
+COGVIEW4 = Family(
+    name="cogview4",
+    pipelines=("CogView4Pipeline",),
+    modality="image",
+    tasks=("text-to-image",),
+)
+
+COGVIDEOX = Family(
+    name="cogvideox",
+    pipelines=("CogVideoXPipeline",),
+    modality="video",
+    tasks=("text-to-video",),
+    size_multiple=16,
+    frames_multiple=4,
+    fps=8.0,
+)
+
+FAMILIES = (
+    COGVIEW4,
+    COGVIDEOX,
+)

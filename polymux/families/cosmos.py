@@ -1,0 +1,53 @@
+"""Cosmos 1, Predict2 and Predict2.5."""
+
+from polymux.families.base import Family
+
+COSMOS_1 = Family(
+    name="cosmos-1",
+    pipelines=("CosmosTextToWorldPipeline",),
+    modality="video",
+    tasks=("text-to-video",),
+    shared=("padding_mask",),
+    size_multiple=16,
+    frames_multiple=8,
+    fps=30.0,
+)
+
+COSMOS_2_T2I = Family(
+    name="cosmos-2-t2i",
+    pipelines=("Cosmos2TextToImagePipeline",),
+    modality="image",
+    tasks=("text-to-image",),
+    shared=("padding_mask",),
+    size_multiple=16,
+)
+
+COSMOS_2_V2W = Family(
+    name="cosmos-2-v2w",
+    pipelines=("Cosmos2VideoToWorldPipeline",),
+    modality="video",
+    tasks=("image-to-video",),
+    shared=("padding_mask",),
+    size_multiple=16,
+    frames_multiple=4,
+    fps=16.0,
+    media=(("image", 1),),
+)
+
+COSMOS_2_5 = Family(
+    name="cosmos-2.5",
+    pipelines=("Cosmos2_5_PredictBasePipeline",),
+    modality="video",
+    tasks=("text-to-video", "image-to-video"),
+    shared=("padding_mask",),
+    size_multiple=16,
+    frames_multiple=4,
+    fps=16.0,
+)
+
+FAMILIES = (
+    COSMOS_1,
+    COSMOS_2_T2I,
+    COSMOS_2_V2W,
+    COSMOS_2_5,
+)

@@ -1,0 +1,12 @@
+"""FLUX.2: dev and klein, text-to-image and editing with up to ten reference images."""
+
+from polymux.families.base import Family
+
+FLUX2 = Family(
+    name="flux2",
+    pipelines=("Flux2Pipeline", "Flux2KleinPipeline"),
+    modality="image",
+    tasks=("text-to-image", "image-to-image"),
+)
+
+FAMILIES = (FLUX2,)

@@ -1,0 +1,14 @@
+"""HiDream-I1."""
+
+from polymux.families.base import Family
+
+HIDREAM_I1 = Family(
+    name="hidream-i1",
+    pipelines=("HiDreamImagePipeline",),
+    modality="image",
+    tasks=("text-to-image",),
+    merge=frozenset({"encoder", "decoder"}),
+    unmerged_because="the routing of its experts sees the whole batch",
+)
+
+FAMILIES = (HIDREAM_I1,)

@@ -1,0 +1,31 @@
+"""LongCat: image, image editing and audio."""
+
+from polymux.families.base import Family
+
+LONGCAT_IMAGE = Family(
+    name="longcat-image",
+    pipelines=("LongCatImagePipeline",),
+    modality="image",
+    tasks=("text-to-image",),
+)
+
+LONGCAT_IMAGE_EDIT = Family(
+    name="longcat-image-edit",
+    pipelines=("LongCatImageEditPipeline",),
+    modality="image",
+    tasks=("image-to-image",),
+    media=(("image", 1),),
+)
+
+LONGCAT_AUDIO = Family(
+    name="longcat-audio",
+    pipelines=("LongCatAudioDiTPipeline",),
+    modality="audio",
+    tasks=("text-to-audio",),
+)
+
+FAMILIES = (
+    LONGCAT_IMAGE,
+    LONGCAT_IMAGE_EDIT,
+    LONGCAT_AUDIO,
+)

@@ -1,0 +1,12 @@
+"""PixArt-Sigma."""
+
+from polymux.families.base import Family
+
+PIXART_SIGMA = Family(
+    name="pixart-sigma",
+    pipelines=("PixArtSigmaPipeline",),
+    modality="image",
+    tasks=("text-to-image",),
+)
+
+FAMILIES = (PIXART_SIGMA,)

@@ -1,0 +1,45 @@
+"""Qwen-Image and its edit variants.
+
+Prompts are not padded by the pipelines; the denoiser takes a mask of the real positions. The checkpoints are not
+guidance-distilled: they follow true_cfg_scale, which acts only beside a negative prompt.
+"""
+
+from polymux.families.base import Family, Padding
+
+_PROMPT = Padding(argument="encoder_hidden_states", mask="encoder_hidden_states_mask")
+_REFUSED = (("guidance_scale", "transformer", "guidance_embeds"),)
+_COMPANIONS = (("true_cfg_scale", "negative_prompt", " "),)
+
+QWEN_IMAGE = Family(
+    name="qwen-image",
+    pipelines=("QwenImagePipeline",),
+    modality="image",
+    tasks=("text-to-image",),
+    padding=(_PROMPT,),
+    refused=_REFUSED,
+    companions=_COMPANIONS,
+)
+
+QWEN_IMAGE_EDIT = Family(
+    name="qwen-image-edit",
+    pipelines=("QwenImageEditPipeline", "QwenImageEditPlusPipeline"),
+    modality="image",
+    tasks=("image-to-image",),
+    padding=(_PROMPT,),
+    refused=_REFUSED,
+    companions=_COMPANIONS,
+    media=(("image", 4),),
+)
+
+QWEN_IMAGE_LAYERED = Family(
+    name="qwen-image-layered",
+    pipelines=("QwenImageLayeredPipeline",),
+    modality="image",
+    tasks=("image-to-image",),
+    padding=(_PROMPT,),
+    refused=_REFUSED,
+    companions=_COMPANIONS,
+    media=(("image", 1),),
+)
+
+FAMILIES = (QWEN_IMAGE, QWEN_IMAGE_EDIT, QWEN_IMAGE_LAYERED)

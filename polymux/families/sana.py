@@ -1,0 +1,12 @@
+"""Sana."""
+
+from polymux.families.base import Family
+
+SANA = Family(
+    name="sana",
+    pipelines=("SanaPipeline",),
+    modality="image",
+    tasks=("text-to-image",),
+)
+
+FAMILIES = (SANA,)

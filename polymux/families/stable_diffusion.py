@@ -1,0 +1,30 @@
+"""Stable Diffusion 1.5, XL and 3."""
+
+from polymux.families.base import Family
+
+SD15 = Family(
+    name="sd15",
+    pipelines=("StableDiffusionPipeline",),
+    modality="image",
+    tasks=("text-to-image",),
+)
+
+SDXL = Family(
+    name="sdxl",
+    pipelines=("StableDiffusionXLPipeline",),
+    modality="image",
+    tasks=("text-to-image",),
+)
+
+SD3 = Family(
+    name="sd3",
+    pipelines=("StableDiffusion3Pipeline",),
+    modality="image",
+    tasks=("text-to-image",),
+)
+
+FAMILIES = (
+    SD15,
+    SDXL,
+    SD3,
+)

@@ -1,0 +1,51 @@
+"""Wan 2.1 and 2.2, and SkyReels-V2, which shares their denoiser."""
+
+from polymux.families.base import Family
+
+WAN = Family(
+    name="wan",
+    pipelines=("WanPipeline",),
+    modality="video",
+    tasks=("text-to-video",),
+    size_multiple=16,
+    frames_multiple=4,
+    fps=16.0,
+)
+
+WAN_I2V = Family(
+    name="wan-i2v",
+    pipelines=("WanImageToVideoPipeline",),
+    modality="video",
+    tasks=("image-to-video",),
+    size_multiple=16,
+    frames_multiple=4,
+    fps=16.0,
+    media=(("image", 1),),
+)
+
+WAN_VACE = Family(
+    name="wan-vace",
+    pipelines=("WanVACEPipeline",),
+    modality="video",
+    tasks=("text-to-video", "video-to-video"),
+    size_multiple=16,
+    frames_multiple=4,
+    fps=16.0,
+)
+
+SKYREELS_V2 = Family(
+    name="skyreels-v2",
+    pipelines=("SkyReelsV2Pipeline",),
+    modality="video",
+    tasks=("text-to-video",),
+    size_multiple=16,
+    frames_multiple=4,
+    fps=24.0,
+)
+
+FAMILIES = (
+    WAN,
+    WAN_I2V,
+    WAN_VACE,
+    SKYREELS_V2,
+)
