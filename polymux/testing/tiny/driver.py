@@ -87,7 +87,7 @@ def component_classes(path: Path) -> dict[str, str]:
     for index in (path / "model_index.json", path / "modular_model_index.json"):
         if index.exists():
             data = json.loads(index.read_text())
-            return {k: "/".join(v[:2]) for k, v in data.items() if isinstance(v, list) and v[0] is not None}
+            return {k: "/".join(v[:2]) for k, v in data.items() if isinstance(v, list) and isinstance(v[0], str)}
     config = path / "config.json"
     return {"": ",".join(json.loads(config.read_text()).get("architectures") or [])} if config.exists() else {}
 
