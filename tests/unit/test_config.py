@@ -95,7 +95,7 @@ def test_flat_arguments_find_their_group() -> None:
 
 
 def test_an_unknown_argument_is_refused_and_the_known_ones_are_listed() -> None:
-    with pytest.raises(ConfigError, match="unknown argument 'max_seqs'.*max_num_seqs"):
+    with pytest.raises(ConfigError, match=r"unknown argument 'max_seqs'.*max_num_seqs"):
         EngineConfig.from_flat(model="m", max_seqs=3)
 
 

@@ -1,0 +1,109 @@
+"""Command-line flags, made from the knobs in `polymux.config`.
+
+Knows how a knob becomes a flag and a string a value; what is allowed is the config's business. Flags that are not given
+leave no trace, so every default stays where it is defined.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from polymux.config import Checked, field_type, groups_of, without_none
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that takes no abbreviations and says what is wrong in one line."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: error: {' '.join(message.split())}", file=sys.stderr)
+        raise SystemExit(2)
+
+    def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
+        """Like parse_args, but an unknown flag gets the closest known one as a hint."""
+        namespace, unknown = self.parse_known_args(arguments)
+        if unknown:
+            wrong = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
+            near = difflib.get_close_matches(wrong, list(self._option_string_actions), n=1)
+            self.error(f"unknown argument {wrong}" + (f"; did you mean {near[0]}?" if near else ""))
+        return namespace
+
+    def flag_for(self, name: str | None) -> str | None:
+        """The flag that sets `name`, if there is one."""
+        flags = [flag for flag, action in self._option_string_actions.items() if action.dest == name]
+        return next((flag for flag in flags if flag.startswith("--")), None)
+
+
+def add_config(parser: argparse.ArgumentParser, config: type) -> None:
+    """All groups of knobs of `config`, in order."""
+    for group in groups_of(config).values():
+        add_group(parser, group)
+
+
+def add_group(parser: argparse.ArgumentParser, group: type[Checked]) -> None:
+    """The knobs of one group, under a heading made from the first line of its docstring."""
+    title, _, description = (group.__doc__ or group.__name__).partition(": ")
+    target = parser.add_argument_group(title, description or None)
+    for f in dataclasses.fields(group):  # type: ignore[arg-type]  # every group is a dataclass
+        if f.metadata:
+            _add(target, f, field_type(group, f.name))
+
+
+def flag_of(f: dataclasses.Field[Any]) -> str:
+    flag: str | None = f.metadata["flag"]
+    return flag or "--" + f.name.replace("_", "-")
+
+
+def given(namespace: argparse.Namespace, *groups: type) -> dict[str, Any]:
+    """The knobs of `groups` that were given on the command line, by name."""
+    names = {f.name for group in groups for f in dataclasses.fields(group)}
+    return {name: value for name, value in vars(namespace).items() if name in names}
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object from the command line."""
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object, such as '{\"name\": 1}'")
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _add(target: argparse._ArgumentGroup, f: dataclasses.Field[Any], kind: Any) -> None:
+    kind, flag = without_none(kind), flag_of(f)
+    shared: dict[str, Any] = dict(dest=f.name, default=argparse.SUPPRESS, help=_help(f))
+    if kind is bool and f.default is False:
+        target.add_argument(flag, action="store_true", **shared)
+    elif kind is bool and f.metadata["flag"]:
+        target.add_argument(flag, action="store_false", **shared)  # a flag of its own name turns the knob off
+    elif kind is bool:
+        target.add_argument(flag, action=argparse.BooleanOptionalAction, **shared)
+    else:
+        choices, metavar = f.metadata["choices"], f.metadata["metavar"]
+        if choices is None and metavar is None:
+            metavar = _METAVARS.get(kind, f.name.rpartition("_")[2].upper())
+        target.add_argument(flag, type=_CONVERTERS.get(kind, str), choices=choices, metavar=metavar, **shared)
+
+
+def _help(f: dataclasses.Field[Any]) -> str:
+    text = str(f.metadata["help"]).replace("%", "%%")
+    shown = f.default is not dataclasses.MISSING and f.default is not None and not isinstance(f.default, bool)
+    return f"{text} (default: {f.default})" if shown else text
+
+
+_CONVERTERS: dict[Any, Callable[[str], Any]] = {int: int, float: float, dict[str, Any]: json_object}
+_METAVARS: dict[Any, str] = {int: "N", float: "X"}

@@ -1,0 +1,52 @@
+"""The command `polymux`. Knows the subcommands and the exit codes; each subcommand is a module of its own.
+
+Exit codes: 0 done; 1 it failed; 2 the command line is wrong; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from polymux.cli import generate, models, serve
+from polymux.cli.flags import Parser
+from polymux.errors import ConfigError, InvalidRequestError, PolymuxError
+from polymux.version import VERSION
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser, commands = _build()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    chosen = commands.get(words[0]) if words else None
+    if chosen is None:
+        parser.parse(words)  # --help, --version, or an error
+        parser.print_help()
+        return 2
+    namespace = chosen.parse(words[1:])
+    try:
+        return int(namespace.run(namespace))
+    except KeyboardInterrupt:
+        return 130
+    except PolymuxError as error:
+        print(f"{chosen.prog}: error: {_one_line(error, chosen)}", file=sys.stderr)
+        return 2 if isinstance(error, (ConfigError, InvalidRequestError)) else 1
+
+
+def _build() -> tuple[Parser, dict[str, Parser]]:
+    parser = Parser(prog="polymux", description="Generative models of text, image, video and audio.")
+    parser.add_argument("--version", action="version", version=f"polymux {VERSION}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    commands: dict[str, Parser] = {}
+    for module in (serve, generate, models):
+        name = module.__name__.rpartition(".")[2]
+        command = subparsers.add_parser(name, help=module.HELP, description=module.HELP, usage=module.USAGE)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+        commands[name] = command
+    return parser, commands
+
+
+def _one_line(error: PolymuxError, parser: Parser) -> str:
+    flag = parser.flag_for(error.param)
+    message = " ".join(error.message.split())
+    return f"argument {flag}: {message}" if flag else message

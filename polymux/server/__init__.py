@@ -1,0 +1,1 @@
+"""HTTP in, HTTP out; knows no tensors and imports no torch."""

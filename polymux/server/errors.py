@@ -1,0 +1,83 @@
+"""Every answer that is not a success: one body, OpenAI's, for whatever went wrong.
+
+The body never holds a traceback, a module's name or a file's path. An exception that nobody raised on purpose becomes a
+plain 500; what it was is for the log.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+
+from polymux.errors import InvalidRequestError, PolymuxError, QueueFullError
+from polymux.server.protocol import ErrorDetail, ErrorResponse
+
+_HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
+
+
+def install(app: FastAPI) -> None:
+    """Make `app` answer every error through this module."""
+    app.add_exception_handler(PolymuxError, _on_polymux_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_unexpected)
+
+
+def error_body(error: PolymuxError) -> ErrorResponse:
+    return ErrorResponse(error=ErrorDetail(message=error.message, type=error.type, param=error.param, code=error.code))
+
+
+def error_response(error: PolymuxError) -> Response:
+    headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, QueueFullError) else None
+    return JSONResponse(error_body(error).model_dump(), error.status, headers)
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For a route's documentation: the errors that it answers with."""
+    return {status: {"model": ErrorResponse} for status in statuses}
+
+
+def from_validation(error: ValidationError, model: type[BaseModel]) -> InvalidRequestError:
+    """The first fault that pydantic found in a JSON body, in our words: field, value, what is allowed."""
+    fault = error.errors(include_url=False)[0]
+    param = ".".join(str(part) for part in fault["loc"]) or None
+    return InvalidRequestError(_message(fault, param, model), param=param)
+
+
+def _message(fault: ErrorDetails, param: str | None, model: type[BaseModel]) -> str:
+    reason = fault["msg"].removeprefix("Input should be ")
+    match fault["type"]:
+        case "json_invalid":
+            return f"the body is not valid JSON: {fault['ctx']['error']}"
+        case "missing":
+            return f"{param} is missing"
+        case "extra_forbidden":
+            return f"unknown field {reprlib.repr(param)}; known are {', '.join(model.model_fields)}"
+        case _ if param is None:
+            return f"the body must be {reason}"
+        case "size":
+            return f"{param}={reprlib.repr(fault['input'])}: {reason}"
+    return f"{param}={reprlib.repr(fault['input'])}: must be {reason}"
+
+
+def _on_polymux_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, PolymuxError)
+    return error_response(error)
+
+
+def _on_http_exception(request: Request, error: Exception) -> Response:
+    """404 and 405 of the router."""
+    assert isinstance(error, HTTPException)
+    code = _HTTP_CODES.get(error.status_code, "http_error")
+    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+    detail = ErrorDetail(message=f"{request.method}: {error.detail}", type=kind, param=None, code=code)
+    return JSONResponse(ErrorResponse(error=detail).model_dump(), error.status_code, error.headers)
+
+
+def _on_unexpected(request: Request, error: Exception) -> Response:
+    return error_response(PolymuxError("internal error"))

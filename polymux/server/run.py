@@ -1,0 +1,131 @@
+"""The life of a server process: bind, load, serve, drain, exit.
+
+The port is bound before the model loads, so that whoever watches sees 503, not a refused connection. Exit code 0 after
+SIGTERM or SIGINT; 1 when the model's process is gone and is not to be restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Generator
+
+import uvicorn
+
+from polymux.config import EngineConfig, ServerConfig
+from polymux.errors import ConfigError
+from polymux.omni import AsyncOmni
+from polymux.server.app import build_app
+
+logger = logging.getLogger("polymux.server")
+
+FLUSH_S = 5  # that answers which are ready get to reach their clients, at the end
+KEEP_ALIVE_S = 65  # longer than the idle connections of common clients and proxies
+
+
+def run(engine: EngineConfig, config: ServerConfig) -> int:
+    """Serve until a signal, or until the model's process is gone. Returns the exit code.
+
+    Raises ConfigError, and what kept the model from loading.
+    """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    logging.getLogger("polymux").setLevel(config.log_level.upper())
+    return asyncio.run(_serve(engine, config))
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, which would end the process by the signal in place of an exit code."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+async def _serve(engine: EngineConfig, config: ServerConfig) -> int:
+    omni = AsyncOmni.from_config(engine)
+    listener = _listen(config)
+    http = _Server(
+        uvicorn.Config(
+            build_app(omni, config),
+            http="h11",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=FLUSH_S,
+        )
+    )
+    stop, hurry = _signals()
+    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    print(f"Listening on {_url(config, listener)}", flush=True)
+    try:
+        return await _live(omni, stop, serving)
+    finally:
+        await _drain(omni, engine.process.shutdown_grace, hurry)
+        http.should_exit = True
+        await serving
+
+
+async def _live(omni: AsyncOmni, stop: asyncio.Event, serving: asyncio.Task[None]) -> int:
+    stopping = asyncio.create_task(stop.wait())
+    starting = asyncio.create_task(omni.start())
+    dead = asyncio.create_task(omni.until_dead())
+    try:
+        await asyncio.wait((starting, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()  # raises what kept the model from loading
+            logger.info("Ready")
+            await asyncio.wait((dead, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            return 0
+        logger.error("exiting: %s", (dead.result() if dead.done() else None) or "the server ended by itself")
+        return 1
+    finally:
+        for task in (stopping, starting, dead):
+            task.cancel()
+        await asyncio.gather(stopping, starting, dead, return_exceptions=True)
+
+
+async def _drain(omni: AsyncOmni, grace: float, hurry: asyncio.Event) -> None:
+    """Let requests finish; a second signal ends the wait."""
+    draining = asyncio.create_task(omni.drain(grace))
+    hurrying = asyncio.create_task(hurry.wait())
+    await asyncio.wait((draining, hurrying), return_when=asyncio.FIRST_COMPLETED)
+    if not draining.done():
+        await omni.close()
+    hurrying.cancel()
+    await draining
+
+
+def _signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Events that the first and the second SIGTERM or SIGINT set."""
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (second if first.is_set() else first).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    return first, second
+
+
+def _listen(config: ServerConfig) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def _url(config: ServerConfig, listener: socket.socket) -> str:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{listener.getsockname()[1]}"

@@ -1,0 +1,66 @@
+"""What the routes of one server share: the generator behind it, the server's configuration, the names of the model.
+
+Knows what a server needs of `AsyncOmni`, and no more; anything with these members can stand in for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from polymux.config import EngineConfig, ServerConfig
+from polymux.errors import ModelNotFoundError
+from polymux.metrics import Metrics
+from polymux.omni_output import OmniRequestOutput
+from polymux.orchestrator.orchestrator import Status
+from polymux.prompts import Prompt
+from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress
+
+
+class Generator(Protocol):
+    """The part of `AsyncOmni` that the server uses."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+
+    @property
+    def status(self) -> Status: ...
+
+    @property
+    def capabilities(self) -> Capabilities | None: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    async def health(self) -> None:
+        """Raises NotReadyError unless a generation would work now."""
+        ...
+
+    def generate(
+        self, prompt: Prompt, sampling_params: OmniDiffusionSamplingParams, *, request_id: str | None = None
+    ) -> AsyncGenerator[Progress | OmniRequestOutput]:
+        """Progress, and then the output. Leaving early aborts the request. Raises PolymuxError."""
+        ...
+
+
+class ServerState:
+    """One per server."""
+
+    def __init__(self, omni: Generator, config: ServerConfig) -> None:
+        self.omni = omni
+        self.config = config
+        self.created = int(time.time())
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names under which clients may ask for the model; the first one is the one we tell them."""
+        model = self.omni.config.model.model
+        served = self.config.served_model_name
+        return (served, model) if served and served != model else (model,)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ModelNotFoundError unless `name` is missing or the model's."""
+        if name is not None and name not in self.model_names:
+            message = f"model={name[:80]!r} is not served here; {self.model_names[0]!r} is"
+            raise ModelNotFoundError(message, param="model")

@@ -1,0 +1,147 @@
+"""Every knob has a flag, and every flag reaches the configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from polymux.cli import generate, serve
+from polymux.cli.flags import Parser, add_group, flag_of, given
+from polymux.config import (
+    Checked,
+    EngineConfig,
+    LimitsConfig,
+    ServerConfig,
+    build,
+    field_type,
+    groups_of,
+    knob,
+    without_none,
+)
+from polymux.prompts import request_of
+
+GROUPS = groups_of(EngineConfig)
+ENGINE_KNOBS = [(name, f) for name, group in GROUPS.items() for f in dataclasses.fields(group)]
+SERVER_KNOBS = dataclasses.fields(ServerConfig)
+
+
+def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
+    """Words for the command line that give a knob a value other than its default, and that value."""
+    kind, flag = without_none(field_type(group, f.name)), flag_of(f)
+    if kind is bool:
+        return [flag if f.metadata["flag"] or not f.default else "--no-" + flag[2:]], not f.default
+    if f.metadata["choices"]:
+        value: Any = next(choice for choice in f.metadata["choices"] if choice != f.default)
+    elif kind is int or kind is float:
+        value = kind((f.default or 0) + 1)
+    elif kind is str:
+        value = "another"
+    else:
+        value = {"a": [1, None, {"b": "c"}]}
+    return [flag, json.dumps(value) if isinstance(value, dict) else str(value)], value
+
+
+def parser_of(module: Any) -> Parser:
+    parser = Parser(prog="polymux")
+    module.add_arguments(parser)
+    return parser
+
+
+@pytest.mark.parametrize(("group", "f"), ENGINE_KNOBS, ids=lambda v: getattr(v, "name", v))
+def test_every_engine_flag_reaches_the_config_of_serve(group: str, f: dataclasses.Field[Any]) -> None:
+    words, value = another(GROUPS[group], f)
+    model = [] if f.name == "model" else ["a-model"]
+    engine, _ = serve.configs(parser_of(serve).parse([*model, *words]))
+    assert getattr(getattr(engine, group), f.name) == value
+    default = EngineConfig.from_flat(model="a-model")
+    changed = dataclasses.replace(getattr(engine, group), **{f.name: getattr(getattr(default, group), f.name)})
+    assert dataclasses.replace(engine, **{group: changed}) == default  # and changes nothing else
+
+
+@pytest.mark.parametrize("f", SERVER_KNOBS, ids=lambda f: f.name)
+def test_every_server_flag_reaches_the_config(f: dataclasses.Field[Any]) -> None:
+    words, value = another(ServerConfig, f)
+    engine, server = serve.configs(parser_of(serve).parse(["a-model", *words]))
+    assert server == ServerConfig(**{f.name: value})
+    assert engine == EngineConfig.from_flat(model="a-model")
+
+
+@pytest.mark.parametrize(("group", "f"), ENGINE_KNOBS, ids=lambda v: getattr(v, "name", v))
+def test_every_engine_flag_works_for_generate(group: str, f: dataclasses.Field[Any]) -> None:
+    words, value = another(GROUPS[group], f)
+    model = [] if f.name == "model" else ["--model", "a-model"]
+    arguments = parser_of(generate).parse(["--prompt", "p", *model, *words])
+    config = build(EngineConfig, given(arguments, *GROUPS.values()))
+    assert getattr(getattr(config, group), f.name) == value
+
+
+GENERATION_FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "--size": (["64x32"], {"width": 64, "height": 32}),
+    "--steps": (["3"], {"num_inference_steps": 3}),
+    "--num-inference-steps": (["3"], {"num_inference_steps": 3}),
+    "--seed": (["5"], {"seed": 5}),
+    "--num-images": (["2"], {"num_outputs_per_prompt": 2}),
+    "--guidance-scale": (["1.5"], {"guidance_scale": 1.5}),
+    "--guidance-scale-2": (["1.5"], {"guidance_scale_2": 1.5}),
+    "--true-cfg-scale": (["4"], {"true_cfg_scale": 4.0}),
+    "--negative-prompt": (["b"], {"negative_prompt": "b"}),
+    "--strength": (["0.5"], {"strength": 0.5}),
+    "--sigmas": (["1,0.5"], {"sigmas": (1.0, 0.5)}),
+    "--timesteps": (["999,1"], {"timesteps": (999.0, 1.0)}),
+    "--max-sequence-length": (["77"], {"max_sequence_length": 77}),
+    "--extra-args": (['{"eta": 0.5}'], {"extra_args": {"eta": 0.5}}),
+}
+
+
+@pytest.mark.parametrize("flag", GENERATION_FLAGS)
+def test_every_generation_flag_reaches_the_sampling_params(flag: str) -> None:
+    words, expected = GENERATION_FLAGS[flag]
+    plain = generate.sampling_params(parser_of(generate).parse(["--prompt", "p"]))
+    params = generate.sampling_params(parser_of(generate).parse(["--prompt", "p", flag, *words]))
+    assert params == dataclasses.replace(plain, **expected)
+    generate.check_without_model(request_of("p", params, "id"), LimitsConfig())
+
+
+def test_no_generation_flag_is_untested() -> None:
+    action = next(g for g in parser_of(generate)._action_groups if g.title == "Generation")
+    flags = {flag for a in action._group_actions for flag in a.option_strings if flag.startswith("--")}
+    assert flags - {"--prompt", "--output", "--image"} == set(GENERATION_FLAGS)
+
+
+def test_help_is_grouped_by_the_configs_docstrings() -> None:
+    text = " ".join(parser_of(serve).format_help().split())
+    for group in (*GROUPS.values(), ServerConfig):
+        title, _, description = (group.__doc__ or "").partition(": ")
+        assert f"{title}: {description}" in text
+    for group in (*GROUPS.values(), ServerConfig):
+        for f in dataclasses.fields(group):
+            assert flag_of(f) in text
+            assert " ".join(f.metadata["help"].split()) in text.replace("- ", "-")
+
+
+def test_percent_signs_in_help_are_shown_as_they_are() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Odd(Checked):
+        """Odd: signs"""
+
+        share: int = knob(50, "50% of it")
+
+    parser = Parser(prog="x")
+    add_group(parser, Odd)
+    assert "50% of it (default: 50)" in parser.format_help()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "1", '"a"', "null", '{"a": NaN}', "[" * 100_000])
+def test_json_flags_take_objects_only(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parser_of(serve).parse(["m", "--diffusers-load-kwargs", text])
+    assert caught.value.code == 2
+    assert "--diffusers-load-kwargs" in capsys.readouterr().err
+
+
+def test_flags_have_no_abbreviations() -> None:
+    with pytest.raises(SystemExit):
+        parser_of(serve).parse(["m", "--max-num", "3"])
