@@ -11,7 +11,7 @@ import openai
 import psutil
 import pytest
 from PIL import Image
-from server_process import BASE, MODEL, Server, pixels
+from server_process import BASE, MODEL, Server, pixels, until
 
 
 def test_a_seed_gives_the_same_picture_again(server: Server) -> None:
@@ -121,10 +121,15 @@ def test_metrics_are_prometheus_text(server: Server) -> None:
 
 
 def test_keep_alive_serves_many_requests_on_one_connection(server: Server) -> None:
-    with httpx.Client(base_url=server.url, limits=httpx.Limits(max_connections=1)) as client:
+    def connections(status: str) -> int:
+        return sum(c.status == status for c in psutil.Process(server.pid).net_connections(kind="tcp"))
+
+    with httpx.Client(base_url=server.url) as client:
+        assert client.get("/health").status_code == 200
+        open_now = connections(psutil.CONN_ESTABLISHED)
         assert {client.get("/health").status_code for _ in range(20)} == {200}
-    until_closed = psutil.Process(server.pid).net_connections(kind="tcp")
-    assert len([c for c in until_closed if c.status == psutil.CONN_CLOSE_WAIT]) == 0
+        assert connections(psutil.CONN_ESTABLISHED) == open_now
+    until(lambda: connections(psutil.CONN_CLOSE_WAIT) == 0)
 
 
 def test_the_api_process_has_not_loaded_torch(server: Server) -> None:
