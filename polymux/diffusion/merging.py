@@ -76,9 +76,13 @@ class Merger:
 
     def __init__(self, padding: Sequence[Padding] = (), shared: Sequence[str] = ()) -> None:
         self.shared = frozenset(shared)
-        self.padding = {rule.argument: rule for rule in padding}
-        self.masks = {rule.mask for rule in padding if rule.mask is not None}
+        self.padding = tuple(padding)
         self.contents = Contents()
+
+    def _rules(self, call: Call) -> dict[str, Padding]:
+        """The padding rules for a call, by argument."""
+        rules = (r for r in self.padding if r.role == call.component.role)
+        return {r.argument: r for r in rules if r.argument in call.arguments}
 
     def tokens(self, call: Call) -> int:
         """How much work a call is: positions of its first tensor, counted in the component's patches."""
@@ -95,10 +99,12 @@ class Merger:
         n = batch_of(call.arguments)
         if n == 0 or (call.component.role == "encoder" and _packed(call.arguments, n)):
             return (id(call),)
+        rules = self._rules(call)
+        masks = {rule.mask for rule in rules.values()}
         named = tuple(
-            (name, self._key(value, -1 if name in self.shared else n, self.padding.get(name)))
+            (name, self._key(value, -1 if name in self.shared else n, rules.get(name)))
             for name, value in sorted(call.arguments.items())
-            if name not in self.masks
+            if name not in masks
         )
         return (call.component.name, call.method, call.state, named)
 
@@ -127,16 +133,26 @@ class Merger:
     def merge(self, calls: Sequence[Call]) -> dict[str, Any]:
         """The arguments of one call that does the work of all of them, in order."""
         sizes = [batch_of(c.arguments) for c in calls]
-        merged = {
-            name: value if name in self.shared else self._merge([c.arguments[name] for c in calls], sizes)
-            for name, value in calls[0].arguments.items()
-            if name not in self.padding and name not in self.masks
-        }
-        for rule in self.padding.values():
-            if rule.argument in calls[0].arguments:
-                merged |= self._pad(rule, calls, sizes)
-        order = list(calls[0].arguments)
-        return dict(sorted(merged.items(), key=lambda kv: order.index(kv[0]) if kv[0] in order else len(order)))
+        rules = self._rules(calls[0])
+        masks = {rule.mask for rule in rules.values()}
+        merged: dict[str, Any] = {}
+        for name, value in calls[0].arguments.items():
+            if name in rules:
+                merged |= self._pad(rules[name], calls, sizes)
+            elif name in self.shared:
+                merged[name] = value
+            elif name not in masks:
+                merged[name] = self._merge([c.arguments[name] for c in calls], sizes)
+        return merged
+
+    def split(self, calls: Sequence[Call], result: Any) -> list[Any]:
+        """One result for each of the merged calls. Raises NotMergeable where the result has no batch axis."""
+        parts = split(result, [batch_of(c.arguments) for c in calls])
+        for rule in self._rules(calls[0]).values():
+            lengths = [c.arguments[rule.argument].shape[rule.dim] for c in calls]
+            if rule.cut and len(set(lengths)) > 1:
+                parts = [_cut(p, rule.dim, max(lengths), length) for p, length in zip(parts, lengths, strict=True)]
+        return parts
 
     def _merge(self, values: list[Any], sizes: list[int]) -> Any:
         first = values[0]
@@ -165,16 +181,25 @@ class Merger:
                 [_pad_dim(v, rule.dim, longest - length) for v, length in zip(values, lengths, strict=True)]
             )
         }
-        if rule.mask is None or (len(set(lengths)) == 1 and all(m is None for m in masks)):
-            if rule.mask is not None and rule.mask in calls[0].arguments:
-                out[rule.mask] = None
+        given = [m for m in masks if m is not None]
+        if rule.mask is None or (len(set(lengths)) == 1 and not given):
             return out
+        dtype = given[0].dtype if given else torch.bool
         filled = []
         for mask, value, length, n in zip(masks, values, lengths, sizes, strict=True):
-            full = mask if mask is not None else torch.ones(n, length, dtype=torch.bool, device=value.device)
-            filled.append(_pad_dim(full.bool(), 1, longest - length))
+            full = mask if mask is not None else torch.ones(n, length, device=value.device)
+            filled.append(_pad_dim(full.to(dtype), 1, longest - length))
         out[rule.mask] = torch.cat(filled)
         return out
+
+
+def _cut(result: Any, dim: int, padded: int, length: int) -> Any:
+    """Without the positions that padding added, wherever they are."""
+    if isinstance(result, torch.Tensor):
+        return result.narrow(dim, 0, length) if result.ndim > dim and result.shape[dim] == padded else result
+    if isinstance(result, dict):
+        return type(result)(**{k: _cut(v, dim, padded, length) for k, v in result.items()})
+    return tuple(_cut(v, dim, padded, length) for v in result) if isinstance(result, tuple) else result
 
 
 def _pad_dim(x: torch.Tensor, dim: int, amount: int) -> torch.Tensor:
