@@ -113,13 +113,13 @@ class Deferred(torch.Tensor):
         return self.force().__array__(*args, **options)  # type: ignore[no-untyped-call]
 
     def __dlpack__(self, **options: Any) -> Any:
-        return self.force().__dlpack__(**options)  # type: ignore[no-untyped-call]
+        return self.force().__dlpack__(**options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return copy.deepcopy(self.force(), memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.force().__reduce_ex__(protocol)
+        return self.force().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def __format__(self, spec: str) -> str:
         return format(self.force(), spec)

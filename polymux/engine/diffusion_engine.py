@@ -19,13 +19,20 @@ from polymux.diffusion.component import components_of
 from polymux.diffusion.merging import Merger
 from polymux.diffusion.outputs import media_of, sample_rate_of
 from polymux.diffusion.pipeline_call import CallShape, call_arguments, declared_family, describe
-from polymux.diffusion.runner import Runner
+from polymux.diffusion.runner import Runner, is_out_of_memory
 from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
 from polymux.diffusion.step_scheduler import StepScheduler
 from polymux.engine.device import resolve_device
 from polymux.engine.job import Job, randomness_of
 from polymux.engine.warmup import warmup_request
-from polymux.errors import GenerationError, InvalidRequestError, PolymuxError, RequestAbortedError, from_info
+from polymux.errors import (
+    GenerationError,
+    InvalidRequestError,
+    OutOfMemoryError,
+    PolymuxError,
+    RequestAbortedError,
+    from_info,
+)
 from polymux.loading import auto_dtype, load_pipeline
 from polymux.request import Capabilities, Event, Failed, Finished, Media, Request, StageStats
 from polymux.validation import validate
@@ -89,12 +96,16 @@ class DiffusionEngine:
         """Queue a request. Raises InvalidRequestError; then the engine holds nothing of it."""
         validate(request, self.described, self.config.limits)
         call_arguments(request, self.shape, self.family)
+        if request.request_id in self.jobs:
+            what = f"request_id={request.request_id!r}: a request of this id is in flight"
+            raise InvalidRequestError(what, param="request_id")
         self.jobs[request.request_id] = Job(request, randomness_of(request))
 
     def abort(self, request_id: str) -> None:
         if request_id in self.jobs:
             self._fail(self.jobs[request_id], RequestAbortedError("the request was aborted"))
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def step(self) -> list[Event]:
         self._admit()
@@ -104,8 +115,13 @@ class DiffusionEngine:
                 self.scheduler.submit(session.take_calls())
             if session.finished:
                 self._ended(session)
-        self.runner.execute(self.scheduler.next_group())
-        self.events += [p for job in self.jobs.values() if (p := job.progress()) is not None]
+        group = self.scheduler.next_group()
+        try:
+            self.runner.execute(group)
+        finally:
+            self.scheduler.submit(call for call in group if not call.done)  # an interrupt loses nobody's call
+        for job in self.jobs.values():
+            self._report(job)
         events, self.events = self.events, []
         return events
 
@@ -165,7 +181,7 @@ class DiffusionEngine:
         if job is None:  # another output of the same request has failed and ended it
             return
         if session.error is not None:
-            self._fail(job, as_polymux_error(session.error, before_any_call=not session.spans))
+            self._fail(job, as_polymux_error(session.error, before_any_call=not session.called))
             return
         self._close(job, session)
         job.outputs[session.index] = session.result
@@ -183,6 +199,7 @@ class DiffusionEngine:
 
     def _finish(self, job: Job) -> None:
         del self.jobs[job.request.request_id]
+        self._report(job)
         self.events.append(
             Finished(
                 request_id=job.request.request_id,
@@ -195,6 +212,11 @@ class DiffusionEngine:
             )
         )
 
+    def _report(self, job: Job) -> None:
+        progress = job.progress()
+        if progress is not None:
+            self.events.append(progress)
+
     def _fail(self, job: Job, error: PolymuxError) -> None:
         del self.jobs[job.request.request_id]
         for session in list(job.sessions.values()):
@@ -206,6 +228,8 @@ def as_polymux_error(error: BaseException, before_any_call: bool) -> PolymuxErro
     """What a pipeline raised, in the terms of this project: before any call it has only looked at its arguments."""
     if isinstance(error, PolymuxError):
         return error
+    if is_out_of_memory(error):
+        return OutOfMemoryError(f"this request does not fit in memory: {error}")
     if before_any_call and isinstance(error, (ValueError, TypeError, NotImplementedError)):
         return InvalidRequestError(f"the pipeline refuses the request: {error}")
     # The message may quote the prompt, which has no place in a log.
