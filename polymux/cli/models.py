@@ -29,7 +29,7 @@ Made by `polymux models --markdown` from the declarations in `polymux/families/`
 *Merged* names the calls of different requests that run as one. Two calls run as one if their arguments agree in all but
 the batch axis: the same size, number of frames and length of the prompt's embedding. Prompt, seed, guidance scale,
 number of steps and position in them may differ. Most pipelines pad prompts to a fixed length; where they do not,
-*padded* names the argument that polymux pads (and the one that takes the mask), so that prompts of any length merge.
+*padded* names the arguments that polymux pads (and the mask that goes with each), so that prompts of any length merge.
 What stands under *merged* is proven by `tests/parity`: in company, every family's output is that of diffusers alone.
 
 *Needs* names the input media that a request must bring, and how many of each there may be.
@@ -71,7 +71,7 @@ def _markdown(families: Sequence[Family]) -> Iterator[str]:
             if f.modality == modality:
                 names = "<br>".join(f"`{name}`" for name in f.pipelines)
                 needs = ", ".join(f"`{name}`" + (f" (1 to {most})" if most > 1 else "") for name, most in f.media)
-                padded = ", ".join(map(_padded, f.padding))
+                padded = "<br>".join(map(_padded, f.padding))
                 yield _row((f"`{f.name}`", names, ", ".join(f.tasks), needs, _merged(f), _reason(f), padded))
 
 
@@ -88,4 +88,4 @@ def _reason(family: Family) -> str:
 
 
 def _padded(rule: Padding) -> str:
-    return f"`{rule.argument}`" + (f" (`{rule.mask}`)" if rule.mask is not None else "")
+    return f"{rule.role}: `{rule.argument}`" + (f" (`{rule.mask}`)" if rule.mask is not None else "")
