@@ -4,8 +4,8 @@
 
 Models of real size with random weights. Each request has a prompt, a seed and a step count of its own (STEPS, STEPS+1,
 STEPS+2, ...). "sequential" is the bare pipeline, one request after the other; "engine" is the same requests all at once
-through polymux. "bound" is what the denoiser alone could give: its bare forward on batches of all that is unfinished at a
-step, against single forwards. With --tiny the models are tiny: to see that the script works.
+through polymux. "bound" is what the denoiser alone could give: its bare forward on batches of all that is unfinished at
+a step, against single forwards. With --tiny the models are tiny: to see that the script works.
 """
 
 from __future__ import annotations
