@@ -79,7 +79,7 @@ DTYPES = ("auto", "bf16", "fp16", "fp32")
 class ModelConfig(Checked):
     """Model: what to load, from where, and how"""
 
-    model: str = knob(help="a folder, a hub id such as Qwen/Qwen-Image, or 'demo' (the embedded model)")
+    model: str = knob(help="a folder, a hub id (OWNER/NAME), or 'demo' (the embedded model)")
     revision: str | None = knob(None, "branch, tag or commit on the hub")
     cache_dir: str | None = knob(None, "where hub downloads are kept (default: the hub's own cache)")
     dtype: str = knob("auto", "auto: bf16 on a GPU, fp32 on a CPU", choices=DTYPES)
