@@ -49,7 +49,8 @@ def _diffusers_model(
             model: torch.nn.Module = cls.from_config(config)
     finally:
         torch.set_default_dtype(before)
-    _fill(model, device, dtype, cls._keep_in_fp32_modules or ())
+    kept = cls._keep_in_fp32_modules or ()
+    _fill(model, device, dtype, [kept] if isinstance(kept, str) else kept)
     return model
 
 
