@@ -47,6 +47,7 @@ class Call:
     method: str
     arguments: dict[str, Any]  # by parameter name; var-keyword arguments are flattened into it
     state: TorchState
+    weights: torch.dtype | None = None  # what the component's weights were cast to when it was called
     order: int = 0  # position in the engine's queue
     done: bool = False
     result: Any = None

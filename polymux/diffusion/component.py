@@ -17,6 +17,7 @@ import torch
 from greenlet import getcurrent
 
 from polymux.diffusion.call import Phase
+from polymux.diffusion.precision import Weights
 from polymux.errors import ConfigError
 
 Role = Literal["encoder", "denoiser", "decoder"]
@@ -66,6 +67,7 @@ class Component:
 
     def __init__(self, name: str, module: torch.nn.Module, role: Role) -> None:
         self.name, self.module, self.role = name, module, role
+        self.weights = Weights(module)
         self.main = _main_methods(module, role)
         self.entries = {path: _entry(owner, path.rpartition(".")[2]) for path, owner in self._paths()}
         self.patch_area = _patch_area(module)

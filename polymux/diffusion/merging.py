@@ -124,7 +124,7 @@ class Merger:
             for name, value in sorted(call.arguments.items())
             if name not in masks
         )
-        return (call.component.name, call.method, call.state, named)
+        return (call.component.name, call.method, call.state, call.weights, named)
 
     def _key(self, value: Any, samples: Samples, rule: Padding | None = None) -> Hashable:
         n = samples.count

@@ -90,12 +90,14 @@ class Runner:
         watch = Stopwatch(self.device)
         before, outside = head.owner.random, RandomState.now(self.device)
         before.apply()
+        head.component.weights.cast(head.weights)
         try:
             with head.state.active(self.device.type):
                 result = head.component.run(head.method, arguments)
         finally:
             after = RandomState.now(self.device)
             outside.apply()
+            head.component.weights.cast(None)
         if len(calls) == 1:
             head.owner.random = after
         elif not after.equals(before):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from polymux.diffusion.call import Call, CallOwner, Phase, TorchState, tensors_in
 from polymux.diffusion.component import Component, SessionGreenlet
 from polymux.diffusion.deferred import Deferred, deferrable, promise, specs_of
+from polymux.diffusion.precision import Weights
 from polymux.diffusion.progress import StepCounter, count_steps
 from polymux.diffusion.random_state import RandomState
 from polymux.diffusion.timing import Seconds
@@ -58,6 +59,7 @@ class SessionSettings:
     device: torch.device
     specs: ResultSpecs
     collect_guidance: bool
+    components: Sequence[Component] = ()
 
 
 @dataclass(eq=False)
@@ -78,6 +80,7 @@ class Session(CallOwner):
     blocked_on: Call | None = None
     coroutine: Coroutine | None = None
     cancelled: bool = False
+    casts: dict[Weights, torch.dtype] = field(default_factory=dict)  # of components' weights, while it is suspended
 
     def open(self, pipeline: Any, run: Callable[[Any], Any]) -> None:
         """Make the coroutine. Nothing runs until the first `resume`."""
@@ -119,13 +122,15 @@ class Session(CallOwner):
         self.waiting.clear()
 
     def _switch(self, exception: BaseException | None) -> None:
-        """Enter the coroutine under its own torch settings and random state, and restore the engine's afterwards."""
+        """Enter the coroutine under its own torch settings, random state and casts; then restore the engine's."""
         assert self.coroutine is not None
         self.coroutine.parent = getcurrent()
         device = self.settings.device
         outside, random_outside = TorchState.now(device.type), RandomState.now(device)
         self.torch_state.apply(device.type)
         self.random.apply()
+        for weights, dtype in self.casts.items():
+            weights.cast(dtype)
         try:
             if exception is None:
                 self.coroutine.switch()
@@ -141,12 +146,20 @@ class Session(CallOwner):
             self.random = RandomState.now(device)
             outside.apply(device.type)
             random_outside.apply()
+            self._undo_casts()
+
+    def _undo_casts(self) -> None:
+        every = [component.weights for component in self.settings.components]
+        self.casts = {weights: dtype for weights in every if (dtype := weights.cast_to) is not None}
+        for weights in self.casts:
+            weights.cast(None)
 
     def _on_call(self, component: Component, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """In the coroutine: a component was called."""
         self.called = True
         arguments = settled(component.bind(method, args, kwargs))
-        call = Call(self, component, method, arguments, TorchState.now(self.settings.device.type))
+        state = TorchState.now(self.settings.device.type)
+        call = Call(self, component, method, arguments, state, component.weights.cast_to)
         if call.phase == "decode":
             check_finite(arguments, f"the latents that {component.name} is to decode")
         self.waiting.append(call)
@@ -220,7 +233,7 @@ def form_of(component: Component, call: Call) -> Hashable:
             return value
         return id(type(value))
 
-    return (component.name, call.method, call.state, form(call.arguments))
+    return (component.name, call.method, call.state, call.weights, form(call.arguments))
 
 
 def check_finite(value: Any, what: str) -> None:

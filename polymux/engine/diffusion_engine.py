@@ -58,12 +58,16 @@ class DiffusionEngine:
         self.shape = CallShape.of(pipeline, self.family.modality)
         self.described = describe(pipeline, self.family, self.shape)
         self.max_sessions = config.scheduler.max_num_seqs
+        if not self.family.pipelines and self.max_sessions > 1:
+            # What a pipeline that nobody has looked at does to its components in a call might reach other requests.
+            log.warning("%s is of no family that polymux knows: one request at a time", type(pipeline).__name__)
+            self.max_sessions = 1
         merger = Merger(self.family.padding, self.family.shared)
         self.runner = Runner(merger, self.device)
         self.scheduler = StepScheduler(config.scheduler.max_batched_tokens, self._may_merge, merger.key, merger.tokens)
         collect = self.family.collect_guidance and self.max_sessions > 1
-        self.settings = SessionSettings(self.device, ResultSpecs(), collect)
         self.components = components_of(pipeline.components.items(), self.family.denoisers)
+        self.settings = SessionSettings(self.device, ResultSpecs(), collect, self.components)
         for component in self.components:
             component.attach()
         self.jobs: dict[str, Job] = {}

@@ -125,6 +125,9 @@ class FakePipeline(DiffusionPipeline):
         codes[0] = next((mark for word, mark in MARKS.items() if word in prompt), codes[0])
         return self.text_encoder(torch.tensor([codes]))[0]  # type: ignore[no-any-return]
 
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        return self.vae.decode(latents)[0]  # type: ignore[no-any-return]
+
     @torch.no_grad()
     def __call__(
         self,
@@ -149,7 +152,7 @@ class FakePipeline(DiffusionPipeline):
                 bar.update()
         if output_type == "latent":
             return ImagePipelineOutput(images=latents)
-        pixels = self.vae.decode(latents)[0].permute(0, 2, 3, 1).numpy()
+        pixels = self.decode(latents).permute(0, 2, 3, 1).numpy()
         return ImagePipelineOutput(images=pixels if output_type == "np" else self.numpy_to_pil(pixels))
 
 

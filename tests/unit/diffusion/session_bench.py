@@ -21,6 +21,7 @@ CPU = torch.device("cpu")
 class Double(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
         self.ran_in: list[greenlet] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -29,6 +30,10 @@ class Double(torch.nn.Module):
 
 
 class Coder(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
     def encode(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
@@ -49,7 +54,7 @@ class Bench:
             component.attach()
 
     def session(self, body: Callable[[Any], Any], seed: int = 0, collect: bool = True) -> Session:
-        session = Session("a", 0, seed, SessionSettings(CPU, self.specs, collect))
+        session = Session("a", 0, seed, SessionSettings(CPU, self.specs, collect, self.components))
         session.open(self.modules, body)
         return session
 
