@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
+
+from tqdm import tqdm
 
 
 @dataclass
@@ -21,38 +22,26 @@ class StepCounter:
     total: int = 0
 
 
-class CountingBar:
-    """Takes the place of tqdm in a pipeline."""
+class CountingBar(tqdm):  # type: ignore[misc]
+    """Takes the place of a pipeline's bar: understands all that a bar does, and draws nothing."""
+
+    monitor_interval = 0  # no thread that watches it
 
     def __init__(self, counter: StepCounter, iterable: Iterable[Any] | None = None, total: int | None = None) -> None:
-        self.counter, self.iterable = counter, iterable
         if total is None and isinstance(iterable, Sized):
             total = len(iterable)
+        super().__init__(iterable, total=total, disable=True)
+        self.counter = counter
         counter.total += int(total or 0)
 
-    def update(self, n: int = 1) -> None:
-        self.counter.done += n
+    def update(self, n: float | None = 1) -> None:
+        self.n += n or 0
+        self.counter.done += int(n or 0)
 
     def __iter__(self) -> Iterator[Any]:
-        for item in self.iterable or ():
+        for item in () if self.iterable is None else self.iterable:
             yield item
             self.update()
-
-    def __enter__(self) -> CountingBar:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
-    def set_description(self, *_: Any, **__: Any) -> None:
-        """A bar's text is not shown."""
-
-    set_postfix = set_description
-    set_postfix_str = set_description
-    close = set_description
-    refresh = set_description
 
 
 def count_steps(pipeline: Any, counter: StepCounter) -> None:
