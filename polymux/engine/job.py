@@ -92,6 +92,8 @@ class Job:
 
     def progress(self) -> Progress | None:
         """How far it is, if that has changed since the last time."""
+        if not self.opened and self.reported is not None:  # there may be thousands that wait
+            return None
         sessions = list(self.sessions.values())
         done = self.steps_done + sum(s.steps.done for s in sessions)
         known = self.opened == self.count and all(s.steps.total for s in sessions)
