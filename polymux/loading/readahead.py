@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 THREAD_NAME = "polymux-read"
-PIECE = 16 * 2**20  # bytes: smaller pieces cost more time than they share out, larger ones leave threads without work
+PIECE = 16 * 2**20  # bytes that one thread reads in a row: short runs make a disk seek, long ones leave threads idle
+BUFFER = 2**20  # bytes of one read: stays in the CPU's cache, since nobody wants to see them
 
 
 class Piece(NamedTuple):
@@ -65,7 +66,7 @@ class ReadAhead:
                     self._pieces.put(piece)
 
     def _read_pieces(self) -> None:
-        buffer = memoryview(bytearray(PIECE))
+        buffer = memoryview(bytearray(BUFFER))
         with ExitStack() as opened:
             stream: FileIO | None = None
             while (piece := self._pieces.get()) is not None:
@@ -76,6 +77,7 @@ class ReadAhead:
                         opened.close()
                         stream = opened.enter_context(FileIO(piece.file))
                     stream.seek(piece.offset)
-                    stream.readinto(buffer)
+                    for _ in range(PIECE // BUFFER):
+                        stream.readinto(buffer)
                 except OSError:
                     stream = None  # the library meets the same error, and there it can be reported

@@ -114,10 +114,8 @@ def pipeline_files(names: Collection[str], index: PipelineIndex, options: LoadOp
         if entry.name in options.given or (entry.class_name is None and not index.modular):
             continue
         found = component_files(names, entry.subfolder, options.flags, weights=weights)
-        if not found and not index.modular:
-            found = component_files(
-                names, "", options.flags, weights=weights
-            )  # old pipelines of one model keep its files at the root
+        if not found and not index.modular:  # old pipelines of one model keep its files at the root
+            found = component_files(names, "", options.flags, weights=weights)
         wanted += found
     return sorted(set(wanted))
 
