@@ -64,8 +64,9 @@ class Call:
     def fail(self, error: BaseException) -> None:
         self.done, self.error = True, error
 
-    def watch_arguments(self) -> None:
-        """Remember the arguments' versions: a call that runs later than it was made must see what was passed then."""
+    def keep_arguments(self) -> None:
+        """A call that runs later than it was made must see what was passed then: copy containers, watch tensors."""
+        self.arguments = containers_copied(self.arguments)
         self.versions = [(t, t._version) for t in tensors_in(self.arguments) if not t.is_inference()]
 
     def check_arguments(self) -> None:
@@ -114,6 +115,13 @@ class TorchState:
                 yield
             finally:
                 outside.apply(device_type)
+
+
+def containers_copied(value: Any) -> Any:
+    """Nested dicts, lists and tuples anew, with the same things in them."""
+    if type(value) is dict:
+        return {k: containers_copied(v) for k, v in value.items()}
+    return type(value)(map(containers_copied, value)) if type(value) in (list, tuple) else value
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

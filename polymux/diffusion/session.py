@@ -84,10 +84,10 @@ class Session(CallOwner):
 
     def open(self, pipeline: Any, run: Callable[[Any], Any]) -> None:
         """Make the coroutine. Nothing runs until the first `resume`."""
-        own = own_copy(pipeline)
-        count_steps(own, self.steps)
 
         def body() -> None:
+            own = own_copy(pipeline)
+            count_steps(own, self.steps)
             self.result = run(own)
 
         self.coroutine = Coroutine(body, getcurrent())
@@ -172,7 +172,7 @@ class Session(CallOwner):
             self.wait_for(call)
             self.settings.specs.learn(form, call.result)
             return call.result
-        call.watch_arguments()
+        call.keep_arguments()
         return promise(call, specs)
 
     def _may_defer(self, call: Call) -> bool:
@@ -209,13 +209,15 @@ def own_copy(pipeline: Any) -> Any:
 
 
 def settled(value: Any) -> Any:
-    """A copy of nested arguments in which deferred tensors are replaced by their values."""
+    """Nested arguments with values for deferred tensors. What has none in it stays itself: the callee may fill it."""
     if isinstance(value, Deferred):
         return value.force()
     if type(value) is dict:
-        return {k: settled(v) for k, v in value.items()}
+        changed = {k: new for k, v in value.items() if (new := settled(v)) is not v}
+        return value | changed if changed else value
     if type(value) in (list, tuple):
-        return type(value)(settled(v) for v in value)
+        items = [settled(v) for v in value]
+        return type(value)(items) if any(new is not old for new, old in zip(items, value, strict=True)) else value
     return value
 
 

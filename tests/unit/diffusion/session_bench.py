@@ -59,13 +59,14 @@ class Bench:
         return session
 
     def turn(self, *sessions: Session) -> list[Call]:
-        """Let the sessions go on until they wait, and run what they wait for."""
+        """Let the sessions go on until they wait, and run what they wait for, call by call."""
         calls = []
         for session in sessions:
             while session.ready:
                 session.resume()
                 calls += session.take_calls()
-        self.runner.execute(calls)
+        for call in calls:
+            self.runner.execute([call])
         return calls
 
     def close(self) -> None:

@@ -206,7 +206,7 @@ def test_a_component_that_works_only_alone_is_remembered(function: Forward) -> N
 def test_an_argument_that_was_changed_fails_its_call_alone() -> None:
     run, (calls, module) = runner(), calls_of(lambda x: x + 1, 1, 2, 3)
     for call in calls:
-        call.watch_arguments()
+        call.keep_arguments()
     calls[1].arguments["x"].add_(1)
     run.execute(calls)
     assert numbers(calls) == [2, "GenerationError", 4]

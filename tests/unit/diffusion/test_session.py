@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from greenlet import getcurrent, greenlet
 from session_bench import Bench, ones
 
+from polymux.diffusion.component import Component
 from polymux.diffusion.session import ResultSpecs
 from polymux.errors import GenerationError, NonFiniteOutputError
 
@@ -255,3 +257,79 @@ def test_the_first_call_of_a_form_runs_at_once_and_later_ones_are_deferred(bench
     assert len(bench.turn(session)) == 2, "the deferred one, and the first of another form"
     assert len(bench.turn(session)) == 2
     assert session.finished and session.result == [2, 2, 3, 3, 2]
+
+
+# Arguments.
+
+
+class Filling(torch.nn.Module):
+    """Writes into what it is given."""
+
+    def forward(self, x: torch.Tensor, notes: list[Any], cache: dict[str, Any] | None = None) -> torch.Tensor:
+        notes.append("seen")
+        if cache is not None:
+            cache["x"] = x
+        return x + len(notes)
+
+
+def attach(bench: Bench, name: str, module: torch.nn.Module) -> None:
+    component = Component(name, module, "encoder" if name == "filling" else "denoiser")
+    component.attach()
+    bench.components.append(component)
+    setattr(bench.modules, name, module)
+
+
+def test_a_component_may_fill_what_it_is_given(bench: Bench) -> None:
+    def body(own: Any) -> Any:
+        notes: list[Any] = []
+        cache: dict[str, Any] = {}
+        own.filling(ones(), notes, cache=cache)
+        own.filling(ones(), notes, cache=cache)
+        return notes, cache
+
+    attach(bench, "filling", Filling())
+    session = bench.session(body)
+    bench.finish(session)
+    assert session.result[0] == ["seen", "seen"] and torch.equal(session.result[1]["x"], ones())
+
+
+def test_a_container_that_changes_after_a_deferred_call_does_not_change_the_call(bench: Bench) -> None:
+    class Reading(torch.nn.Module):
+        def forward(self, x: torch.Tensor, more: dict[str, Any]) -> torch.Tensor:
+            return x * more["factors"][0]
+
+    def body(own: Any) -> Any:
+        more = {"factors": [2]}
+        own.reading(ones(), more)
+        first = own.reading(ones(), more)
+        more["factors"][0] = 3
+        return first + own.reading(ones(), more)
+
+    attach(bench, "reading", Reading())
+    session = bench.session(body)
+    bench.finish(session)
+    assert session.error is None and session.result.tolist() == [[5, 5]]
+
+
+def test_deferred_results_inside_containers_are_passed_as_values(bench: Bench) -> None:
+    class Summing(torch.nn.Module):
+        def forward(self, parts: Any) -> torch.Tensor:
+            assert all(type(part) is torch.Tensor for part in (*parts["list"], *parts["tuple"]))
+            return sum(parts["list"]) + sum(parts["tuple"])  # type: ignore[no-any-return]
+
+    def body(own: Any) -> Any:
+        own.transformer(ones())
+        first, second = own.transformer(ones()), own.transformer(ones())
+        return own.summing({"list": [first, ones()], "tuple": (second[:, :1], first)})
+
+    attach(bench, "summing", Summing())
+    session = bench.session(body)
+    bench.finish(session)
+    assert session.error is None and session.result.tolist() == [[7, 7]]
+
+
+def test_a_pipeline_that_cannot_be_copied_is_its_request_s_error(bench: Bench) -> None:
+    bench.modules.scheduler = threading.Lock()
+    session = bench.session(lambda own: pytest.fail("it ran"))
+    session.resume()
+    assert session.finished and isinstance(session.error, TypeError)
