@@ -127,15 +127,16 @@ class Session(CallOwner):
         self.coroutine.parent = getcurrent()
         device = self.settings.device
         outside, random_outside = TorchState.now(device.type), RandomState.now(device)
-        self.torch_state.apply(device.type)
-        self.random.apply()
-        for weights, dtype in self.casts.items():
-            weights.cast(dtype)
         try:
-            if exception is None:
-                self.coroutine.switch()
-            else:
-                self.coroutine.throw(exception)
+            with dispatcher_kept():
+                self.torch_state.apply(device.type)
+                self.random.apply()
+                for weights, dtype in self.casts.items():
+                    weights.cast(dtype)
+                if exception is None:
+                    self.coroutine.switch()
+                else:
+                    self.coroutine.throw(exception)
         except Exception as error:
             self.error, self.where = error, drop_frames(error)
         except BaseException as error:  # it has ended the session all the same
@@ -190,11 +191,20 @@ class Session(CallOwner):
         while not call.done:
             if self.cancelled:  # the pipeline caught the end of its request, and goes on calling
                 raise GreenletExit
-            with torch.inference_mode(False):  # what others must not find switched on
+            with dispatcher_kept():
                 self.coroutine.parent.switch()
         self.blocked_on = None
         if call.error is not None:
             raise call.error
+
+
+def dispatcher_kept() -> torch.inference_mode:
+    """Around a switch: whatever mode torch is in afterwards, it goes on in the mode of before.
+
+    A session usually waits in the middle of an operation on a deferred tensor, where the dispatcher leaves out most of
+    what it does: gradients, conjugates, the counting of changes. Leaving inference mode restores all of this.
+    """
+    return torch.inference_mode(torch.is_inference_mode_enabled())
 
 
 def own_copy(pipeline: Any) -> Any:

@@ -23,9 +23,11 @@ class Double(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(2))
         self.ran_in: list[greenlet] = []
+        self.watch: Callable[[], None] = lambda: None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.ran_in.append(getcurrent())
+        self.watch()
         return 2 * x
 
 

@@ -120,6 +120,16 @@ def test_results_in_an_output_class() -> None:
     assert max(pipeline.transformer.batches) == 6
 
 
+def test_a_pipeline_that_never_reads_a_result() -> None:
+    def blind(transformer: Any, latents: Any, t: Any, cond: Any, uncond: Any) -> torch.Tensor:
+        transformer(latents, t.expand(1), cond)
+        return latents / 2
+
+    _, engine = run_beside(blind)
+    assert not engine.scheduler.waiting and not engine.busy
+    assert engine.stats.steps == 3 + 4 + 5
+
+
 def test_an_argument_changed_between_a_call_and_its_use_ends_that_request_alone() -> None:
     def careless(transformer: Any, latents: Any, t: Any, cond: Any, uncond: Any) -> torch.Tensor:
         positive = transformer(latents, t.expand(1), cond)[0]

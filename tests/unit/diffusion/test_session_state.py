@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from session_bench import Bench, Double, ones
@@ -83,6 +84,47 @@ def test_in_inference_mode_nothing_is_deferred(bench: Bench) -> None:
     session = bench.session(body)
     bench.finish(session)
     assert session.error is None and session.result.tolist() == [[6, 6]]
+
+
+def dispatcher_works() -> bool:
+    """Whether changes in place are counted and conjugates computed; neither is in an operation on a deferred tensor."""
+    x = torch.zeros(1)
+    before = x._version
+    x.add_(1)
+    return x._version > before and (torch.tensor([1 + 2j]).conj() * 1).imag.item() == -2
+
+
+@pytest.mark.parametrize("end", ["finished", "cancelled"])
+def test_the_dispatcher_is_everybody_s(bench: Bench, end: str) -> None:
+    """A session waits in the middle of an operation; that must not show anywhere else."""
+    seen: list[bool] = []
+    bench.modules.transformer.watch = lambda: seen.append(dispatcher_works())
+
+    def body(own: Any) -> bool:
+        own.transformer(ones())
+        for _ in range(3):
+            first = own.transformer(ones())
+            seen.append(dispatcher_works())
+            first + own.transformer(ones())
+            seen.append(dispatcher_works())
+        return True
+
+    sessions = [bench.session(body) for _ in range(3)]
+    for _ in range(4):
+        for session in sessions:
+            if session.ready:
+                session.resume()
+            seen.append(dispatcher_works())
+        for session in sessions:
+            for call in session.take_calls():
+                bench.runner.execute([call])
+            seen.append(dispatcher_works())
+    for session in sessions:
+        while end == "finished" and not session.finished:
+            bench.turn(session)
+        session.cancel()
+        seen.append(dispatcher_works())
+    assert len(seen) > 40 and all(seen)
 
 
 def test_autocast_and_the_default_type_are_its_own(bench: Bench) -> None:
