@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, Sequence
@@ -151,7 +152,7 @@ class Omni:
         self._places = asyncio.Semaphore(room(config))  # more prompts than that wait here, and are not refused
         self._loop = LoopThread("polymux")
         # When this object is collected or the interpreter ends, unless close() came first.
-        self._finalizer = weakref.finalize(self, _abandon, self._omni, self._loop)
+        self._finalizer = weakref.finalize(self, _abandon, self._omni, self._loop, os.getpid())
         try:
             self._loop.call(self._omni.start())
         except BaseException:
@@ -226,7 +227,9 @@ class Omni:
         return output
 
 
-def _abandon(omni: AsyncOmni, loop: LoopThread) -> None:
+def _abandon(omni: AsyncOmni, loop: LoopThread, owner: int) -> None:
+    if os.getpid() != owner:
+        return  # in a fork of the process that has the stage
     omni.kill()  # nobody waits for what is under way
     loop.finish(omni.close())
 

@@ -89,25 +89,26 @@ def _media_of(given: dict[str, Medium | Sequence[Medium]]) -> dict[str, list[Med
 
 
 def _medium(name: str, value: Any) -> Media:
-    match value:
-        case Image.Image():
-            return to_wire(value)
-        case np.ndarray() if value.dtype == np.uint8 and value.ndim in (2, 3):
-            return _picture(name, value)
-        case np.ndarray():
-            return to_wire(value)
-        case (np.ndarray() as samples, int() as rate) if rate > 0:
-            return to_wire(samples[np.newaxis] if samples.ndim == 1 else samples, sample_rate=rate)
+    try:
+        match value:
+            case np.ndarray() if value.dtype == np.uint8 and value.ndim in (2, 3):
+                return _picture(value)
+            case Image.Image() | np.ndarray():
+                return to_wire(value)
+            case (np.ndarray() as samples, int() as rate) if rate > 0:
+                return to_wire(samples[np.newaxis] if samples.ndim == 1 else samples, sample_rate=rate)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{name} is {error.message}", param=name) from None
     allowed = "a PIL image, a numpy array, (samples, rate), or a list of these"
     raise InvalidRequestError(f"{name} is a {type(value).__name__}: must be {allowed}", param=name)
 
 
-def _picture(name: str, pixels: Array) -> Media:
+def _picture(pixels: Array) -> Media:
     try:
         return to_wire(Image.fromarray(pixels))
     except (TypeError, ValueError):
         what = f"an array of shape {pixels.shape}: a picture is (height, width) or (height, width, 3 or 4)"
-        raise InvalidRequestError(f"{name} is {what}", param=name) from None
+        raise InvalidRequestError(what) from None
 
 
 def _frames(pictures: list[Any]) -> Array:

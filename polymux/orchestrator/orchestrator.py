@@ -65,7 +65,7 @@ class Orchestrator:
             await self.close()
             raise
         if self.status == "dead":
-            await self._keeper
+            await asyncio.wait([self._keeper])
             raise self.reason or NotReadyError(_NOT_READY["dead"])
 
     async def generate(self, request: Request) -> AsyncGenerator[Progress | Finished]:

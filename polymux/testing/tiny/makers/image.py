@@ -318,3 +318,17 @@ def kandinsky5_t2i(ctx: Ctx) -> D.Kandinsky5T2IPipeline:
             num_text_blocks=1, num_visual_blocks=1, axes_dims=(4, 6, 6),
         ),
     ))
+
+
+@tiny("auraflow", prompt=PROMPT, negative_prompt=NEG, guidance_scale=3.5, width=64, height=64, max_sequence_length=64)
+def auraflow(ctx: Ctx) -> D.AuraFlowPipeline:
+    tok = t5_tokenizer()
+    return D.AuraFlowPipeline(**parts(
+        ctx, scheduler=flow_match(1.73), vae=vae_kl(4, quant=True, scaling=0.13025, shift=None), tokenizer=tok,
+        text_encoder=t5_encoder(tok, umt5=True),
+        transformer=D.AuraFlowTransformer2DModel(
+            sample_size=8, in_channels=4, out_channels=4, num_mmdit_layers=1, num_single_dit_layers=2,
+            attention_head_dim=16, num_attention_heads=2, joint_attention_dim=32, caption_projection_dim=32,
+            pos_embed_max_size=64,
+        ),
+    ))

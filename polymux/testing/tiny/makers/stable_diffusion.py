@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import diffusers as D
 
 from polymux.testing.tiny.encoders import clip_text, t5_encoder
-from polymux.testing.tiny.inputs import NEG, PROMPT
+from polymux.testing.tiny.inputs import NEG, PROMPT, picture
 from polymux.testing.tiny.registry import Ctx, tiny
 from polymux.testing.tiny.schedulers import flow_match
 from polymux.testing.tiny.tokenizers import clip_tokenizer, t5_tokenizer
@@ -29,9 +31,10 @@ def sd3(ctx: Ctx) -> D.StableDiffusion3Pipeline:
     ))
 
 
-def _unet(cross: int, xl: bool) -> D.UNet2DConditionModel:
+def _unet(cross: int, xl: bool, channels: int = 4) -> D.UNet2DConditionModel:
     kw = dict(
-        sample_size=16, in_channels=4, out_channels=4, layers_per_block=1, norm_num_groups=4, cross_attention_dim=cross,
+        sample_size=16, in_channels=channels, out_channels=4, layers_per_block=1, norm_num_groups=4,
+        cross_attention_dim=cross,
     )
     if xl:
         return D.UNet2DConditionModel(
@@ -47,23 +50,43 @@ def _unet(cross: int, xl: bool) -> D.UNet2DConditionModel:
     )
 
 
-@tiny("sd15", prompt=PROMPT, negative_prompt=NEG, guidance_scale=7.5, width=64, height=64)
-def sd15(ctx: Ctx) -> D.StableDiffusionPipeline:
+def _sd15_parts(ctx: Ctx, channels: int = 4) -> dict[str, Any]:
     clip = clip_tokenizer()
-    return D.StableDiffusionPipeline(**parts(
+    return parts(
         ctx, vae=vae_kl(4, quant=True, scaling=0.18215, shift=None), text_encoder=clip_text(clip), tokenizer=clip,
-        unet=_unet(32, False),
+        unet=_unet(32, False, channels),
         scheduler=D.PNDMScheduler(
             beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", skip_prk_steps=True, steps_offset=1
         ),
         safety_checker=None, feature_extractor=None,
-    ), requires_safety_checker=False)
+    )
 
 
-@tiny("sdxl", prompt=PROMPT, negative_prompt=NEG, guidance_scale=5.0, width=64, height=64)
-def sdxl(ctx: Ctx) -> D.StableDiffusionXLPipeline:
+@tiny("sd15", prompt=PROMPT, negative_prompt=NEG, guidance_scale=7.5, width=64, height=64)
+def sd15(ctx: Ctx) -> D.StableDiffusionPipeline:
+    return D.StableDiffusionPipeline(**_sd15_parts(ctx), requires_safety_checker=False)
+
+
+# strength 0.8 of four steps leaves three
+@tiny(
+    "sd15-img2img", image=picture(), prompt=PROMPT, negative_prompt=NEG, guidance_scale=7.5, strength=0.8,
+    num_inference_steps=4,
+)
+def sd15_img2img(ctx: Ctx) -> D.StableDiffusionImg2ImgPipeline:
+    return D.StableDiffusionImg2ImgPipeline(**_sd15_parts(ctx), requires_safety_checker=False)
+
+
+@tiny(
+    "sd15-inpaint", image=picture(), mask_image=picture(seed=9).convert("L"), prompt=PROMPT, negative_prompt=NEG,
+    guidance_scale=7.5, width=64, height=64,
+)
+def sd15_inpaint(ctx: Ctx) -> D.StableDiffusionInpaintPipeline:
+    return D.StableDiffusionInpaintPipeline(**_sd15_parts(ctx, channels=9), requires_safety_checker=False)
+
+
+def _sdxl_parts(ctx: Ctx) -> dict[str, Any]:
     clip = clip_tokenizer()
-    return D.StableDiffusionXLPipeline(**parts(
+    return parts(
         ctx, vae=vae_kl(4, quant=True, scaling=0.13025, shift=None), text_encoder=clip_text(clip), tokenizer=clip,
         text_encoder_2=clip_text(clip, with_projection=True, act="gelu"), tokenizer_2=clip_tokenizer("!"),
         unet=_unet(64, True),
@@ -71,4 +94,17 @@ def sdxl(ctx: Ctx) -> D.StableDiffusionXLPipeline:
             beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1,
             timestep_spacing="leading",
         ),
-    ))
+    )
+
+
+@tiny("sdxl", prompt=PROMPT, negative_prompt=NEG, guidance_scale=5.0, width=64, height=64)
+def sdxl(ctx: Ctx) -> D.StableDiffusionXLPipeline:
+    return D.StableDiffusionXLPipeline(**_sdxl_parts(ctx))
+
+
+@tiny(
+    "sdxl-img2img", image=picture(), prompt=PROMPT, negative_prompt=NEG, guidance_scale=5.0, strength=0.8,
+    num_inference_steps=4,
+)
+def sdxl_img2img(ctx: Ctx) -> D.StableDiffusionXLImg2ImgPipeline:
+    return D.StableDiffusionXLImg2ImgPipeline(**_sdxl_parts(ctx))

@@ -83,25 +83,35 @@ def hunyuan_video_t2v(ctx: Ctx) -> D.HunyuanVideoPipeline:
     ))
 
 
+def _ltx_parts(ctx: Ctx) -> dict[str, Any]:
+    tok = t5_tokenizer()
+    return parts(
+        ctx, scheduler=ltx_scheduler(), text_encoder=t5_encoder(tok), tokenizer=tok,
+        vae=D.AutoencoderKLLTXVideo(
+            latent_channels=16, block_out_channels=(8, 8, 8, 16), decoder_block_out_channels=(8, 8, 8, 16),
+            layers_per_block=(1, 1, 1, 1, 1), decoder_layers_per_block=(1, 1, 1, 1, 1),
+        ),
+        transformer=D.LTXVideoTransformer3DModel(
+            in_channels=16, out_channels=16, num_attention_heads=2, attention_head_dim=16, cross_attention_dim=32,
+            num_layers=2, caption_channels=32,
+        ),
+    )
+
+
 @tiny(
     "ltx-video", **VIDEO | {"width": 64, "height": 64, "num_frames": 9}, negative_prompt=NEG, guidance_scale=3.0,
     max_sequence_length=64,
 )
 def ltx_video(ctx: Ctx) -> D.LTXPipeline:
-    tok = t5_tokenizer()
-    return D.LTXPipeline(**parts(
-        ctx,
-        scheduler=ltx_scheduler(),
-        vae=D.AutoencoderKLLTXVideo(
-            latent_channels=16, block_out_channels=(8, 8, 8, 16), decoder_block_out_channels=(8, 8, 8, 16),
-            layers_per_block=(1, 1, 1, 1, 1), decoder_layers_per_block=(1, 1, 1, 1, 1),
-        ),
-        text_encoder=t5_encoder(tok), tokenizer=tok,
-        transformer=D.LTXVideoTransformer3DModel(
-            in_channels=16, out_channels=16, num_attention_heads=2, attention_head_dim=16, cross_attention_dim=32,
-            num_layers=2, caption_channels=32,
-        ),
-    ))
+    return D.LTXPipeline(**_ltx_parts(ctx))
+
+
+@tiny(
+    "ltx-video-i2v", **VIDEO | {"width": 64, "height": 64, "num_frames": 9}, image=picture(), negative_prompt=NEG,
+    guidance_scale=3.0, max_sequence_length=64,
+)
+def ltx_video_i2v(ctx: Ctx) -> D.LTXImageToVideoPipeline:
+    return D.LTXImageToVideoPipeline(**_ltx_parts(ctx))
 
 
 @tiny(

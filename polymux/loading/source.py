@@ -1,0 +1,193 @@
+"""From a model's name to a folder: a local one, the embedded demo model, or a snapshot of a hub repository.
+
+Of a repository only the files that the pipeline needs are downloaded. When the user asks for offline use, nothing here
+opens a connection. Whether the folder holds a complete model is checked when it is loaded.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path, PurePosixPath
+
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import validate_repo_id
+
+from polymux.config import ModelConfig, hub_offline
+from polymux.errors import CheckpointError, ConfigError
+from polymux.loading.index import CLASSIC_INDEX, MODULAR_INDEX, PipelineIndex, parse_index
+from polymux.loading.options import LoadFlags, LoadOptions, parse_options
+from polymux.loading.weights import DIFFUSERS_NAMES, TRANSFORMERS_NAMES, choose, is_shard_of
+
+DEMO = "demo"
+
+# Files of these kinds are weights in some format; all others in a component's folder are small and needed.
+WEIGHT_SUFFIXES = frozenset({
+    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5", ".onnx", ".onnx_data", ".pb", ".gguf", ".ot",
+    ".npz", ".tflite", ".flashpack", ".xml",
+})  # fmt: skip
+
+
+def resolve(config: ModelConfig) -> Path:
+    """The folder of a model. Raises CheckpointError if there is none, ConfigError if the settings contradict it."""
+    name = config.model
+    if name == DEMO:
+        _refuse_revision(config)
+        return Path(str(resources.files("polymux") / "demo_model"))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        _refuse_revision(config)
+        return path.resolve()
+    if path.exists():
+        raise CheckpointError(f"{path}: a file; give the folder of a diffusers checkpoint, or a hub id")
+    if not _is_hub_id(name):
+        raise CheckpointError(f"{name}: no such folder, and not a hub id such as Qwen/Qwen-Image")
+    return _fetch_pipeline(config, parse_options(config.diffusers_load_kwargs))
+
+
+def _refuse_revision(config: ModelConfig) -> None:
+    if config.revision is not None:
+        raise ConfigError(
+            f"revision={config.revision!r}: only hub models have revisions, {config.model!r} is local", param="revision"
+        )
+
+
+def _is_hub_id(name: str) -> bool:
+    if name.startswith((".", "/", "~")) or "\\" in name:
+        return False
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+def fetch_component(config: ModelConfig, options: LoadOptions, repo: str, revision: str | None, subfolder: str) -> Path:
+    """The snapshot of a repository in which one component of a modular pipeline lies."""
+    if not _is_hub_id(repo):
+        raise CheckpointError(f"{repo}: no such folder, and not a hub id")
+    hub = _Hub(repo, revision, config.cache_dir, options.flags)
+    if hub_offline():
+        return hub.cached()
+    names = hub.names()
+    return hub.download(component_files(names, subfolder, options.flags))
+
+
+def _fetch_pipeline(config: ModelConfig, options: LoadOptions) -> Path:
+    hub = _Hub(config.model, config.revision, config.cache_dir, options.flags)
+    if hub_offline():
+        return hub.cached()
+    names = hub.names()
+    indices = [name for name in (CLASSIC_INDEX, MODULAR_INDEX) if name in names]
+    if not indices:
+        raise CheckpointError(
+            f"{hub}: not a diffusers checkpoint: the repository holds neither {CLASSIC_INDEX} nor {MODULAR_INDEX}"
+        )
+    folder = hub.download(indices)
+    wanted: set[str] = set(indices)
+    for name in indices:
+        wanted |= set(pipeline_files(names, parse_index(folder / name), options))
+    return hub.download(sorted(wanted))
+
+
+def pipeline_files(names: Collection[str], index: PipelineIndex, options: LoadOptions) -> list[str]:
+    """Which of a repository's files the pipeline needs. Components that were given ready-made need none."""
+    wanted = [n for n in names if "/" not in n and n.endswith(".json")]
+    if options.flags.trust_remote_code:
+        wanted += [n for n in names if "/" not in n and n.endswith(".py")]
+    for entry in index.components.values():
+        if entry.name in options.given or (entry.class_name is None and not index.modular):
+            continue
+        found = component_files(names, entry.subfolder, options.flags)
+        if not found and not index.modular:
+            found = component_files(names, "", options.flags)  # old pipelines of one model keep its files at the root
+        wanted += found
+    return sorted(set(wanted))
+
+
+def component_files(names: Collection[str], subfolder: str, flags: LoadFlags) -> list[str]:
+    """Which of a repository's files one component needs: one set of weights, and all that is not weights."""
+    prefix = f"{subfolder}/" if subfolder else ""
+    inside = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+    if not prefix:
+        inside = {name for name in inside if "/" not in name}
+    wanted = {name for name in inside if PurePosixPath(name).suffix not in WEIGHT_SUFFIXES}
+    if not flags.trust_remote_code:
+        wanted = {name for name in wanted if not name.endswith(".py")}
+    for naming in (DIFFUSERS_NAMES, TRANSFORMERS_NAMES):
+        chosen = choose(inside, naming, flags)
+        if chosen is not None:
+            main = chosen[0]
+            wanted |= {main} | {name for name in inside if is_shard_of(main, name)}
+    return sorted(prefix + name for name in wanted)
+
+
+class _Hub:
+    """One repository at one revision, with the hub's errors turned into polymux's."""
+
+    def __init__(self, repo: str, revision: str | None, cache_dir: str | None, flags: LoadFlags) -> None:
+        self._repo, self._revision, self._cache_dir, self._flags = repo, revision, cache_dir, flags
+
+    def __str__(self) -> str:
+        return self._repo if self._revision is None else f"{self._repo}@{self._revision}"
+
+    def names(self) -> list[str]:
+        with self._errors():
+            return list(HfApi(token=self._flags.token).list_repo_files(self._repo, revision=self._revision))
+
+    def download(self, names: Collection[str]) -> Path:
+        with self._errors():
+            folder = snapshot_download(
+                self._repo,
+                revision=self._revision,
+                cache_dir=self._cache_dir,
+                token=self._flags.token,
+                force_download=self._flags.force_download,
+                allow_patterns=[glob.escape(name) for name in names],
+            )
+        return Path(folder)
+
+    def cached(self) -> Path:
+        """The snapshot as far as it was downloaded before; no network."""
+        with self._errors():
+            folder = snapshot_download(
+                self._repo,
+                revision=self._revision,
+                cache_dir=self._cache_dir,
+                local_files_only=True,
+                allow_patterns=[],
+            )
+        return Path(folder)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except GatedRepoError:
+            raise CheckpointError(
+                f"{self}: the hub grants access only after you asked for it, and with a token"
+            ) from None
+        except RepositoryNotFoundError:
+            raise CheckpointError(f"{self}: no such folder, and no such repository on the hub") from None
+        except RevisionNotFoundError:
+            raise CheckpointError(f"{self}: the repository has no revision {self._revision!r}") from None
+        except LocalEntryNotFoundError as error:
+            if hub_offline():
+                raise CheckpointError(f"{self}: not in the cache, and HF_HUB_OFFLINE forbids to download it") from None
+            raise CheckpointError(f"{self}: the hub cannot be reached: {_cause(error)}") from error
+        except (HTTPError, OSError) as error:
+            raise CheckpointError(f"{self}: the hub cannot be reached: {_cause(error)}") from error
+
+
+def _cause(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

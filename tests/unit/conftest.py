@@ -1,0 +1,33 @@
+"""Stages without a model: a real process with an engine that computes nothing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from polymux.orchestrator.stage_client import ProcessStage
+
+FAKE_STAGE = (sys.executable, "-P", str(Path(__file__).parent / "orchestrator" / "fake_stage.py"))
+
+
+@pytest.fixture
+def make_stage() -> Callable[[], ProcessStage]:
+    """Makes clients of stages that behave as `orchestrator/fake_stage.py` says."""
+    return lambda: ProcessStage(FAKE_STAGE)
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], bool]], None]:
+    """Waits for something that must become true; fails after ten seconds."""
+
+    def wait(true: Callable[[], bool]) -> None:
+        end = time.monotonic() + 10
+        while not true():
+            assert time.monotonic() < end, "it did not become true"
+            time.sleep(0.01)
+
+    return wait

@@ -1,0 +1,144 @@
+"""Every request ends once, for its consumer and in the numbers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from polymux.errors import (
+    GenerationError,
+    InvalidRequestError,
+    NotReadyError,
+    PolymuxError,
+    RequestAbortedError,
+    StageDeadError,
+)
+from polymux.metrics import Metrics
+from polymux.orchestrator.tickets import Ticket, Tickets, outcome_of
+from polymux.request import Failed, Finished, Progress, RequestMetrics
+
+
+def finished(request_id: str) -> Finished:
+    return Finished(request_id, "image", [], [], RequestMetrics())
+
+
+def failed(request_id: str, error: PolymuxError) -> Failed:
+    return Failed(request_id, error.info())
+
+
+def numbers(metrics: Metrics) -> dict[str, float]:
+    """Samples by name, or by name and outcome."""
+    families = text_string_to_metric_families(metrics.render().decode())
+    samples = [s for family in families for s in family.samples if not s.name.endswith("_created")]
+    return {s.labels.get("outcome", s.name): s.value for s in samples}
+
+
+async def everything(ticket: Ticket) -> list[object]:
+    got: list[object] = []
+    try:
+        async for event in ticket.events():
+            got.append(event)
+    except PolymuxError as error:
+        got.append(error)
+    return got
+
+
+def test_progress_and_then_the_output() -> None:
+    tickets = Tickets(Metrics())
+    ticket = tickets.open("a")
+    events = [Progress("a", "denoise", 1, 2), Progress("a", "denoise", 2, 2), finished("a")]
+    for event in events:
+        tickets.deliver(event)
+    tickets.deliver(Progress("unknown", "denoise", 1, 2))
+    assert asyncio.run(everything(ticket)) == events
+    assert "a" not in tickets
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (GenerationError("x"), "failure"),
+        (StageDeadError("x"), "failure"),
+        (InvalidRequestError("x", param="height"), "refused"),
+        (RequestAbortedError("x"), "aborted"),
+    ],
+)
+def test_a_failure_raises_what_it_was(error: PolymuxError, outcome: str) -> None:
+    metrics = Metrics()
+    tickets = Tickets(metrics)
+    ticket = tickets.open("a")
+    tickets.deliver(failed("a", error))
+    (got,) = asyncio.run(everything(ticket))
+    assert type(got) is type(error)
+    assert isinstance(got, PolymuxError)
+    assert (got.message, got.param) == (error.message, error.param)
+    assert outcome_of(error) == outcome
+    counted = {name: n for name, n in numbers(metrics).items() if name in ("success", "failure", "aborted", "refused")}
+    assert counted == dict.fromkeys(counted, 0.0) | {outcome: 1.0}
+
+
+def test_an_aborted_request_ends_at_once_and_stays_known_until_the_stage_lets_go() -> None:
+    metrics = Metrics()
+    tickets = Tickets(metrics)
+    ticket = tickets.open("a")
+    tickets.deliver(Progress("a", "denoise", 1, 9))
+    assert tickets.abort("a")
+    assert not tickets.abort("a")
+    assert "a" in tickets
+    assert (tickets.live, tickets.running, tickets.waiting) == (0, 1, 0)
+    tickets.deliver(Progress("a", "denoise", 2, 9))
+    tickets.deliver(finished("a"))  # it crossed the abort
+    assert "a" not in tickets
+    assert (tickets.live, tickets.running, tickets.waiting) == (0, 0, 0)
+    events = asyncio.run(everything(ticket))
+    assert [type(event) for event in events] == [Progress, RequestAbortedError]
+    assert (numbers(metrics)["aborted"], numbers(metrics)["success"]) == (1, 0)
+
+
+def test_running_and_waiting() -> None:
+    metrics = Metrics()
+    tickets = Tickets(metrics)
+    for request_id in ("a", "b", "c"):
+        tickets.open(request_id)
+    tickets.deliver(Progress("a", "encode", 0, 0))
+    tickets.deliver(Progress("b", "queued", 0, 0))
+    shown = numbers(metrics)
+    assert (shown["polymux_requests_running"], shown["polymux_requests_waiting"]) == (1, 2)
+    tickets.fail_all(StageDeadError("gone"))
+    shown = numbers(metrics)
+    assert (shown["polymux_requests_running"], shown["polymux_requests_waiting"], shown["failure"]) == (0, 0, 3)
+
+
+def test_failing_all_gives_each_its_own_error() -> None:
+    tickets = Tickets(Metrics())
+    both = [tickets.open("a"), tickets.open("b")]
+    tickets.fail_all(NotReadyError("gone"))
+    (one,), (two,) = (asyncio.run(everything(ticket)) for ticket in both)
+    assert one is not two
+
+
+def test_latency_counts_successes_only() -> None:
+    metrics = Metrics()
+    tickets = Tickets(metrics)
+    for request_id in "abc":
+        tickets.open(request_id)
+    tickets.deliver(finished("a"))
+    tickets.deliver(failed("b", GenerationError("x")))
+    tickets.abort("c")
+    assert numbers(metrics)["polymux_request_seconds_count"] == 1
+
+
+def test_waiting_for_none() -> None:
+    async def scenario() -> None:
+        tickets = Tickets(Metrics())
+        await tickets.until_none_live()
+        tickets.open("a")
+        waiting = asyncio.create_task(tickets.until_none_live())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        tickets.abort("a")
+        await asyncio.wait_for(waiting, 5)
+
+    asyncio.run(scenario())
