@@ -34,9 +34,14 @@ def layout_of(module: torch.nn.Module, blocks: Sequence[str]) -> Layout:
     return Layout(tuple(images[:-1]), images[-1])
 
 
-def whole_image(module: torch.nn.Module) -> Image:
-    """The image of all of `module`: a layout without blocks."""
-    return layout_of(module, ()).rest
+def whole_image(module: torch.nn.Module, *, smallest: int = 0) -> Image:
+    """One image of all tensors of `module` with at least `smallest` bytes."""
+    tensors: dict[int, tuple[list[str], torch.Tensor]] = {}
+    for name, tensor in all_tensors(module):
+        if tensor.nbytes >= smallest:
+            check_plain(name, tensor)
+            tensors.setdefault(id(tensor), ([], tensor))[0].append(name)
+    return _image("", [(tuple(names), tensor) for names, tensor in tensors.values()])
 
 
 def all_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -64,6 +69,15 @@ def bind(module: torch.nn.Module, image: Image, memory: torch.Tensor) -> None:
     can; tensors on the meta device are replaced, under all their names."""
     for place in image.places:
         set_tensor(module, place.names, place.view(memory))
+
+
+def let_go(module: torch.nn.Module, image: Image, device: torch.device) -> None:
+    """Free the memory of the image's tensors. They keep shape and type, say that they are on `device`, and hold NaN (or
+    zeros, where the type has none): what is computed with them by mistake does not pass for a result."""
+    for place in image.places:
+        value = float("nan") if place.dtype.is_floating_point else 0
+        nothing = torch.full((), value, dtype=place.dtype, device=device).expand(place.shape)
+        set_tensor(module, place.names, nothing)
 
 
 def set_tensor(module: torch.nn.Module, names: Iterable[str], value: torch.Tensor) -> None:
