@@ -16,6 +16,7 @@ import sys
 import types
 import typing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
@@ -154,6 +155,9 @@ class MemoryConfig(Checked):
         None, "use at most this much device memory and choose what to offload; auto: what is free", minimum=0.001
     )
     dlo_resident_layers: int = knob(0, "layerwise: this many blocks stay on the device", minimum=0)
+    dlo_prefetch_layers: int = knob(
+        2, "layerwise: blocks that are fetched ahead; each takes the device memory of the largest block", minimum=0
+    )
     dlo_use_allgather: bool | None = knob(
         None,
         "distributed: each rank keeps its part of every block, and ranks rebuild them (default: with several ranks)",
@@ -184,6 +188,11 @@ class MemoryConfig(Checked):
     )
     NEEDS: ClassVar[dict[str, tuple[str, ...]]] = {  # a knob, and those of which one must be set beside it
         "dlo_resident_layers": ("enable_layerwise_offload", "enable_distributed_layerwise_offload"),
+        "dlo_prefetch_layers": (
+            "enable_layerwise_offload",
+            "enable_distributed_layerwise_offload",
+            "gpu_memory_limit_gib",
+        ),
         "dlo_use_allgather": ("enable_distributed_layerwise_offload",),
         "dlo_enable_runtime_cache": ("enable_distributed_layerwise_offload",),
         "dlo_runtime_cache_dir": ("dlo_enable_runtime_cache",),
@@ -284,6 +293,13 @@ def hub_offline() -> bool:
         os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     )
+
+
+def runtime_cache_dir(chosen: str | None = None) -> Path:
+    """Where the runtime cache is: the folder that was chosen, or one in the user's cache folder."""
+    if chosen is not None:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polymux" / "runtime"
 
 
 def stage_environment() -> dict[str, str]:

@@ -29,7 +29,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
         """Like parse_args, but an unknown flag gets the closest known one as a hint."""
-        namespace, unknown = self.parse_known_args(arguments)
+        # Intermixed: words may stand behind flags too. A parser with subcommands does not know whose words they are.
+        parse = self.parse_known_args if self._subparsers else self.parse_known_intermixed_args
+        namespace, unknown = parse(arguments)
         if unknown:
             wrong = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
             near = difflib.get_close_matches(wrong, list(self._option_string_actions), n=1)

@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 import torch
 
 from polymux.errors import PolymuxError
-from polymux.memory.base import Layout
+from polymux.memory.base import PAGE, Layout
 from polymux.memory.byte_source import ByteSource
+from polymux.memory.layout import align
+from polymux.memory.pinned import PinnedBuffer
 from polymux.memory.read_ahead import Buffer, Piece, ReadAhead
 
 
@@ -33,8 +35,8 @@ class StagingSettings:
     spare_pieces: int = 4
 
     @property
-    def pinned_bytes(self) -> int:
-        return self.piece_bytes * (self.threads + self.spare_pieces)
+    def pieces(self) -> int:
+        return self.threads + self.spare_pieces
 
 
 @dataclass(eq=False)
@@ -66,13 +68,14 @@ class StagedBlocks:
     def __init__(self, source: ByteSource, device: torch.device, settings: StagingSettings | None = None) -> None:
         self._source = source
         self._settings = settings or StagingSettings()
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._orders: queue.SimpleQueue[Delivery | Sequence[int] | None] = queue.SimpleQueue()
-        size = min(self._settings.piece_bytes, max(1, source.layout.largest))
-        buffers = [
-            Buffer(torch.empty(size, dtype=torch.uint8, pin_memory=self._stream is not None))
-            for _ in range(self._settings.threads + self._settings.spare_pieces)
-        ]
+        size = min(self._settings.piece_bytes, align(max(1, source.layout.largest), PAGE))
+        self._memory = PinnedBuffer(size * self._settings.pieces)
+        if self._stream is not None:
+            self._memory.tensor.zero_()
+            self._memory.pin()
+        buffers = [Buffer(part) for part in torch.split(self._memory.tensor, size)]
         self._reader = ReadAhead(source, buffers, self._settings.threads)
         self._sender = threading.Thread(target=self._serve, name="polymux-send", daemon=True)
         self._sender.start()
@@ -87,8 +90,8 @@ class StagedBlocks:
 
     @property
     def description(self) -> str:
-        pinned = self._settings.pinned_bytes / 2**20
-        return f"{self._source.description}, staged by {self._settings.threads} threads through {pinned:.0f} MiB"
+        mib = self._memory.nbytes / 2**20
+        return f"{self._source.description}, staged by {self._settings.threads} threads through {mib:.0f} MiB"
 
     def expect(self, order: Sequence[int]) -> None:
         self._orders.put(tuple(order))
@@ -104,6 +107,7 @@ class StagedBlocks:
         if self._stream is not None:
             self._stream.synchronize()
         self._source.close()
+        self._memory.close()
 
     # The sender's thread: it alone decides what is read.
 
@@ -130,10 +134,8 @@ class StagedBlocks:
                 self._stream.wait_event(delivery.free)
             for piece in self._reader.pieces(delivery.index):
                 _target(delivery, piece).copy_(piece.memory, non_blocking=True)
-                piece.buffer.sent = piece.buffer.sent or torch.cuda.Event()
-                piece.buffer.sent.record(self._stream)
-            delivery.event = torch.cuda.Event()
-            delivery.event.record(self._stream)
+                piece.buffer.sent = self._stream.record_event(piece.buffer.sent)
+            delivery.event = self._stream.record_event()
 
 
 def _target(delivery: Delivery, piece: Piece) -> torch.Tensor:

@@ -41,8 +41,11 @@ class Entry:
     file: io.FileIO
 
     @classmethod
-    def open(cls, path: Path) -> Entry | None:
-        """The entry at `path`, None if there is none. Raises CacheError if there is one that cannot be used."""
+    def open(cls, path: Path, *, touch: bool) -> Entry | None:
+        """The entry at `path`, None if there is none. `touch`: remember that it was used.
+
+        Raises CacheError if there is one that cannot be used.
+        """
         with ExitStack() as stack:
             file = _open_locked(path, stack)
             if file is None:
@@ -51,8 +54,9 @@ class Entry:
             if manifest.identity.digest != path.name:
                 raise CacheError(f"{path}: holds the weights of another identity, {manifest.identity.digest}")
             layout = _checked_layout(path / WEIGHTS, file.fileno(), manifest)
-            with contextlib.suppress(OSError):  # a cache that may only be read has no order of use
-                os.utime(path / MANIFEST)
+            if touch:
+                with contextlib.suppress(OSError):  # a cache that may only be read has no order of use
+                    os.utime(path / MANIFEST)
             stack.pop_all()
             return cls(path, manifest, layout, file)
 

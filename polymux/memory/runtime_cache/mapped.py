@@ -45,17 +45,18 @@ class CudaRegistrar:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
     def register(self, memory: torch.Tensor) -> int:
         with torch.cuda.device(self._device):
-            status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, self.READ_ONLY))
+            status = int(self._cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, self.READ_ONLY))
             if status != 0:
                 self._forget_error()
             return status
 
     def unregister(self, memory: torch.Tensor) -> int:
         with torch.cuda.device(self._device):
-            return int(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()))
+            return int(self._cudart.cudaHostUnregister(memory.data_ptr()))
 
     def is_pinned(self, memory: torch.Tensor) -> bool:
         return memory.is_pinned()

@@ -63,9 +63,9 @@ class Store:
         """A new name for an entry that is being written. Only the holder of the entry's lock may ask."""
         return self.root / f".new-{digest}-{secrets.token_hex(8)}"
 
-    def open(self, digest: str) -> Entry | None:
-        """Raises CacheError if there is an entry that cannot be used."""
-        return Entry.open(self.path(digest))
+    def open(self, digest: str, *, touch: bool = True) -> Entry | None:
+        """The entry, None if there is none. `touch`: this counts as a use. Raises CacheError if it cannot be used."""
+        return Entry.open(self.path(digest), touch=touch)
 
     def digests(self) -> list[str]:
         """The names of all entries, good or damaged."""
