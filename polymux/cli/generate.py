@@ -114,6 +114,7 @@ async def _generate(config: EngineConfig, prompt: OmniPrompt, params: OmniDiffus
             async with contextlib.aclosing(omni.generate(prompt, params, request_id=_REQUEST_ID)) as events:
                 async for event in events:
                     if isinstance(event, OmniRequestOutput):
+                        bar.update((bar.total or bar.n) - bar.n)  # the last step is reported as the output
                         return event
                     if event.phase == "denoise":
                         bar.total = event.total or None

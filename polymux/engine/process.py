@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import logging
+import os
 import signal
 import sys
 import time
@@ -139,4 +140,9 @@ def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = _diff
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: to take an interpreter with a model's libraries apart costs seconds, and a device in trouble may
+    # hang there. What has to be put away is put away by the engine's close().
+    os._exit(code)

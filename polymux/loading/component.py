@@ -7,6 +7,7 @@ numbers. Which components a pipeline has, and where their folders are, is not kn
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from polymux.loading.libraries import (
     is_diffusers_model,
     is_transformers_model,
     reading,
+    tokenizers_in,
 )
 from polymux.loading.options import LoadFlags
 from polymux.loading.weights import DIFFUSERS_NAMES, TRANSFORMERS_NAMES, Weights, find_weights
@@ -51,8 +53,24 @@ class Part:
 
 def load_plain(part: Part) -> object:
     """A component without weights: scheduler, tokenizer, processor, guider."""
-    with reading(f"{part.folder}: {part.name} ({part.cls.__name__})"):
-        return part.cls.from_pretrained(str(part.folder), local_files_only=True)
+    who = f"{part.name} ({part.cls.__name__})"
+    with reading(f"{part.folder}: {who}"):
+        made: object = part.cls.from_pretrained(str(part.folder), local_files_only=True)
+    held = {path.name for path in part.folder.rglob("*") if path.is_file()}
+    for tokenizer in tokenizers_in(made):
+        if not _has_vocabulary(set((tokenizer.vocab_files_names or {}).values()), held):
+            raise CheckpointError(
+                f"{part.folder}: {who}: no vocabulary: there is neither a tokenizer.json nor its like"
+            )
+    return made
+
+
+def _has_vocabulary(declared: set[str], held: set[str]) -> bool:
+    """Whether a tokenizer's folder holds its vocabulary, in one file or in all of the several that the class declares.
+    Without one the library makes a tokenizer that knows no word, and says nothing."""
+    whole = any(re.fullmatch(r"tokenizer\..*json|tekken\.json|.*\.(model|tiktoken)", name) for name in held)
+    several = declared - {"tokenizer.json"}
+    return whole or not declared or (bool(several) and several <= held)
 
 
 def load_model(

@@ -26,7 +26,9 @@ def dummy_model(part: Part, device: torch.device, dtype: torch.dtype) -> torch.n
     """A component with weights, without its weights. Raises CheckpointError if its config is missing or no good."""
     config_file = part.folder / "config.json"
     config = read_json(config_file)
-    with reading(f"{config_file}: {part.name} ({part.cls.__name__})"):
+    devices = [device] if device.type == "cuda" else []
+    with reading(f"{config_file}: {part.name} ({part.cls.__name__})"), torch.random.fork_rng(devices):
+        torch.manual_seed(SEED)
         if is_diffusers_model(part.cls):
             model = _diffusers_model(part.cls, config, device, dtype)
         elif is_transformers_model(part.cls):
@@ -86,16 +88,13 @@ def _random(
 def _transformers_model(part: Part, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
     """By `from_pretrained` itself, given no tensor at all: it initializes what it misses, on the device."""
     config = part.cls.config_class.from_pretrained(str(part.folder), local_files_only=True)
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(SEED)
-        model: torch.nn.Module = part.cls.from_pretrained(
-            None,
-            config=config,
-            state_dict={},
-            dtype=dtype,
-            device_map=None if device.type == "cpu" else {"": device},
-        )
+    model: torch.nn.Module = part.cls.from_pretrained(
+        None,
+        config=config,
+        state_dict={},
+        dtype=dtype,
+        device_map=None if device.type == "cpu" else {"": device},
+    )
     kept = _kept_in_fp32(model, dtype)
     for name, tensor in model.state_dict(keep_vars=True).items():
         if tensor.is_floating_point() and any(pattern.search(name) for pattern in kept):

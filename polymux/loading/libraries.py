@@ -113,3 +113,12 @@ def is_diffusers_model(cls: type[Any]) -> bool:
 
 def is_transformers_model(cls: type[Any]) -> bool:
     return issubclass(cls, transformers.PreTrainedModel)
+
+
+def tokenizers_in(component: object) -> list[Any]:
+    """A tokenizer itself, or those that a processor holds."""
+    if isinstance(component, transformers.ProcessorMixin):
+        candidates = list(vars(component).values())
+    else:
+        candidates = [component]
+    return [item for item in candidates if isinstance(item, transformers.PreTrainedTokenizerBase)]

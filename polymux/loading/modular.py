@@ -28,11 +28,13 @@ class ModularPlan:
     def __init__(self, cls: type[Any], index: PipelineIndex, options: LoadOptions, fetch: Fetch) -> None:
         self._index = index
         self._fetch = fetch
-        root = index.file.parent
+        root = str(index.file.parent)
         with reading(f"{index.file}: {cls.__name__}"):
-            self._pipeline = cls.from_pretrained(
-                str(root), trust_remote_code=options.flags.trust_remote_code, local_files_only=True
-            )
+            if index.modular or cls is diffusers.ModularPipeline:
+                trust = options.flags.trust_remote_code
+                self._pipeline = cls.from_pretrained(root, trust_remote_code=trust, local_files_only=True)
+            else:  # `from_pretrained` would choose a class of its own by the classic index
+                self._pipeline = cls(pretrained_model_name_or_path=root, local_files_only=True)
         components = set(self._pipeline.component_names)
         values = {name for name in self._pipeline.config if not name.startswith("_") and name not in components}
         options.check_names(components | values, type(self._pipeline).__name__)

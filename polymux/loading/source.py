@@ -26,6 +26,7 @@ from huggingface_hub.utils import validate_repo_id
 from polymux.config import ModelConfig, hub_offline
 from polymux.errors import CheckpointError, ConfigError
 from polymux.loading.index import CLASSIC_INDEX, MODULAR_INDEX, PipelineIndex, parse_index
+from polymux.loading.libraries import one_line
 from polymux.loading.options import LoadFlags, LoadOptions, parse_options
 from polymux.loading.weights import DIFFUSERS_NAMES, TRANSFORMERS_NAMES, choose, is_shard_of
 
@@ -41,6 +42,8 @@ WEIGHT_SUFFIXES = frozenset({
 def resolve(config: ModelConfig) -> Path:
     """The folder of a model. Raises CheckpointError if there is none, ConfigError if the settings contradict it."""
     name = config.model
+    if not name.strip():
+        raise ConfigError(f"model={name!r}: give a folder, a hub id, or {DEMO!r}", param="model")
     if name == DEMO:
         _refuse_revision(config)
         return Path(str(resources.files("polymux") / "demo_model"))
@@ -124,11 +127,15 @@ def component_files(names: Collection[str], subfolder: str, flags: LoadFlags) ->
     wanted = {name for name in inside if PurePosixPath(name).suffix not in WEIGHT_SUFFIXES}
     if not flags.trust_remote_code:
         wanted = {name for name in wanted if not name.endswith(".py")}
-    for naming in (DIFFUSERS_NAMES, TRANSFORMERS_NAMES):
-        chosen = choose(inside, naming, flags)
-        if chosen is not None:
-            main = chosen[0]
-            wanted |= {main} | {name for name in inside if is_shard_of(main, name)}
+    mains = [chosen[0] for naming in (DIFFUSERS_NAMES, TRANSFORMERS_NAMES) if (chosen := choose(inside, naming, flags))]
+    for main in mains:
+        wanted |= {main} | {name for name in inside if is_shard_of(main, name)}
+    others = sorted(name for name in inside if name.endswith((".safetensors", ".bin")))
+    if others and not mains:
+        raise CheckpointError(
+            f"{subfolder or 'the repository'}: none of its weights are the ones asked for; it has "
+            f"{', '.join(others[:6])}; diffusers_load_kwargs={{'variant': ..., 'use_safetensors': ...}} chooses"
+        )
     return sorted(prefix + name for name in wanted)
 
 
@@ -143,7 +150,8 @@ class _Hub:
 
     def names(self) -> list[str]:
         with self._errors():
-            return list(HfApi(token=self._flags.token).list_repo_files(self._repo, revision=self._revision))
+            info = HfApi(token=self._flags.token).model_info(self._repo, revision=self._revision)
+        return [file.rfilename for file in info.siblings or ()]
 
     def download(self, names: Collection[str]) -> Path:
         with self._errors():
@@ -183,11 +191,14 @@ class _Hub:
             raise CheckpointError(f"{self}: the repository has no revision {self._revision!r}") from None
         except LocalEntryNotFoundError as error:
             if hub_offline():
-                raise CheckpointError(f"{self}: not in the cache, and HF_HUB_OFFLINE forbids to download it") from None
-            raise CheckpointError(f"{self}: the hub cannot be reached: {_cause(error)}") from error
+                raise CheckpointError(
+                    f"{self}: no such folder, not in the hub's cache, and HF_HUB_OFFLINE forbids to download it"
+                ) from None
+            raise self._unreachable(error) from error
         except (HTTPError, OSError) as error:
-            raise CheckpointError(f"{self}: the hub cannot be reached: {_cause(error)}") from error
+            raise self._unreachable(error) from error
 
-
-def _cause(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    def _unreachable(self, error: BaseException) -> CheckpointError:
+        return CheckpointError(
+            f"{self}: the hub cannot be reached: {one_line(error)} (HF_HUB_OFFLINE=1 uses what is in the cache)"
+        )

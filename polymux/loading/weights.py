@@ -103,7 +103,7 @@ def find_weights(folder: Path, naming: Naming, flags: LoadFlags) -> Weights:
     if chosen is None:
         wanted = " or ".join(naming.candidates(flags.variant, flags.use_safetensors))
         others = sorted(n for n in names if n.endswith((".safetensors", ".bin", ".index.json")))
-        found = f"; it holds {', '.join(others[:6])}" if others else ""
+        found = f"; it holds {', '.join(others[:6])} (diffusers_load_kwargs: variant)" if others else ""
         raise CheckpointError(f"{folder}: no weights: looked for {wanted}{found}")
     name, variant = chosen
     main = folder / name

@@ -6,6 +6,7 @@ plain 500; what it was is for the log.
 
 from __future__ import annotations
 
+import re
 import reprlib
 from typing import Any
 
@@ -18,6 +19,7 @@ from starlette.exceptions import HTTPException
 from polymux.errors import InvalidRequestError, PolymuxError, QueueFullError
 from polymux.server.protocol import ErrorDetail, ErrorResponse
 
+_PATH = re.compile(r"""(?<=['"])~?/[^'"]*|(?<![\w.])~?/[^\s'",;:()]+""")
 _HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 
 
@@ -29,7 +31,9 @@ def install(app: FastAPI) -> None:
 
 
 def error_body(error: PolymuxError) -> ErrorResponse:
-    return ErrorResponse(error=ErrorDetail(message=error.message, type=error.type, param=error.param, code=error.code))
+    # What failed inside may quote whatever a library said; what is wrong with a request quotes only the request.
+    message = _PATH.sub("...", error.message) if error.status >= 500 else error.message
+    return ErrorResponse(error=ErrorDetail(message=message, type=error.type, param=error.param, code=error.code))
 
 
 def error_response(error: PolymuxError) -> Response:

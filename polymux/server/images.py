@@ -113,5 +113,4 @@ def _png_compression(body: ImageGenerationRequest) -> InvalidRequestError:
 def _check_makes_images(state: ServerState) -> None:
     capabilities = state.omni.capabilities
     if capabilities is not None and capabilities.modality != "image":
-        why = f"it makes {capabilities.modality}, not pictures"
-        raise InvalidRequestError(f"model={state.model_names[0]!r}: {why}", param="model")
+        raise InvalidRequestError(f"the model makes {capabilities.modality}, not pictures", param="model")

@@ -62,5 +62,6 @@ class ServerState:
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFoundError unless `name` is missing or the model's."""
         if name is not None and name not in self.model_names:
-            message = f"model={name[:80]!r} is not served here; {self.model_names[0]!r} is"
+            # Without the right name: that may be a folder of this machine.
+            message = f"model={name[:80]!r} is not served here; GET /v1/models lists what is"
             raise ModelNotFoundError(message, param="model")

@@ -114,7 +114,7 @@ BAD: list[tuple[str, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("param", "prompt", "params"), BAD, ids=str)
+@pytest.mark.parametrize(("param", "prompt", "params"), BAD)  # ids without an address in them: workers must agree
 def test_what_is_not_shaped_like_a_prompt_is_refused(param: str, prompt: Any, params: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         request_of(prompt, params, "r")

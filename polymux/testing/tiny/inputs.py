@@ -38,6 +38,6 @@ def have_torchvision() -> bool:
     torchvision_cpu.enable()
     try:
         import torchvision  # noqa: F401
-    except ImportError:
+    except (ImportError, RuntimeError):  # not there, or built for another torch
         return False
     return True

@@ -1,18 +1,13 @@
-"""The orchestrator over real stage processes: what happens to requests, whatever happens to the stage."""
+"""The orchestrator over real stage processes: what becomes of requests, how it starts, and how it ends."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeVar
 
-import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from orchestrator_harness import LONG, Harness, MakeStage, exists, run, started, until
 
 from polymux.config import EngineConfig
 from polymux.errors import (
@@ -26,90 +21,9 @@ from polymux.errors import (
     RequestAbortedError,
     StageDeadError,
 )
-from polymux.orchestrator import launch
 from polymux.orchestrator.orchestrator import Orchestrator
 from polymux.orchestrator.stage_client import ProcessStage
 from polymux.request import Finished, OmniDiffusionSamplingParams, Progress, Request
-
-Result = TypeVar("Result")
-MakeStage = Callable[[], ProcessStage]
-LONG = 10**6  # steps; about an hour
-
-
-class Harness:
-    """An orchestrator and the stages that it started."""
-
-    def __init__(self, make_stage: MakeStage, **engine_args: Any) -> None:
-        self.stages: list[ProcessStage] = []
-
-        def make() -> ProcessStage:
-            self.stages.append(make_stage())
-            return self.stages[-1]
-
-        limits = {"max_inference_steps": LONG}
-        config = EngineConfig.from_flat(**{"model": "fake"} | limits | engine_args)
-        self.orchestrator = Orchestrator(config, make)
-
-    @property
-    def pid(self) -> int:
-        pid = self.stages[-1].pid
-        assert pid is not None
-        return pid
-
-    def ask(self, request_id: str, steps: int = 1, prompt: str = "a", **params: Any) -> asyncio.Task[list[Any]]:
-        """Start a request; the task gives its events."""
-        sampling = OmniDiffusionSamplingParams(num_inference_steps=steps, **params)
-        request = Request(request_id=request_id, prompt=prompt, params=sampling)
-
-        async def run() -> list[Any]:
-            return [event async for event in self.orchestrator.generate(request)]
-
-        return asyncio.create_task(run())
-
-    async def ask_and_see_it_run(self, request_id: str, steps: int = LONG) -> asyncio.Task[list[Any]]:
-        task = self.ask(request_id, steps)
-        await until(lambda: self.number("polymux_requests_running") > 0)
-        return task
-
-    def number(self, name: str, **labels: str) -> float:
-        for family in text_string_to_metric_families(self.orchestrator.metrics.render().decode()):
-            for sample in family.samples:
-                if sample.name == name and labels.items() <= sample.labels.items():
-                    return sample.value
-        raise KeyError(name)
-
-    def outcomes(self) -> tuple[int, ...]:
-        names = ("success", "failure", "aborted", "refused")
-        return tuple(int(self.number("polymux_requests_total", outcome=name)) for name in names)
-
-
-def run(scenario: Coroutine[Any, Any, Result]) -> Result:
-    return asyncio.run(asyncio.wait_for(scenario, 60))  # a test that hangs has failed
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not true():
-            await asyncio.sleep(0.005)
-
-
-def exists(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-@contextlib.asynccontextmanager
-async def started(make_stage: MakeStage, **engine_args: Any) -> AsyncGenerator[Harness]:
-    harness = Harness(make_stage, **engine_args)
-    await harness.orchestrator.start()
-    try:
-        yield harness
-    finally:
-        async with asyncio.timeout(20):
-            await harness.orchestrator.close()
-        assert harness.orchestrator.status == "dead"
-        for stage in harness.stages:
-            assert stage.pid is not None
-            assert not exists(stage.pid)
 
 
 def test_requests_are_answered_and_counted(make_stage: MakeStage) -> None:
@@ -216,112 +130,6 @@ def test_the_queue_is_bounded(make_stage: MakeStage) -> None:
             for request_id in "013":
                 h.orchestrator.abort(request_id)
             assert {type(e) for e in await asyncio.gather(*tasks, return_exceptions=True)} == {RequestAbortedError}
-
-    run(scenario())
-
-
-@pytest.mark.parametrize("how", ["kill -9", "SIGSEGV", "an exception", "garbage", "garbage of one message"])
-def test_when_the_stage_dies_all_who_wait_hear_of_it(make_stage: MakeStage, how: str) -> None:
-    async def scenario() -> None:
-        async with started(make_stage, max_num_seqs=1) as h:
-            tasks = [await h.ask_and_see_it_run("0", steps=LONG), h.ask("1", LONG), h.ask("2", LONG)]
-            await asyncio.sleep(0)
-            if how == "kill -9":
-                os.kill(h.pid, signal.SIGKILL)
-            elif how == "SIGSEGV":
-                os.kill(h.pid, signal.SIGSEGV)
-            elif how == "an exception":
-                h.orchestrator.abort("0")
-                tasks[0] = h.ask("crash", prompt="crash")
-                h.orchestrator.abort("1")
-                h.orchestrator.abort("2")
-                tasks = tasks[:1]
-            else:
-                data = b"\0\0\0\5hello" if how == "garbage" else b"\0\0\0\2\x81\xa4"
-                h.stages[-1]._writer.write(data)  # the stage then finds garbage, and gives up
-            async with asyncio.timeout(5):
-                errors = await asyncio.gather(*tasks, return_exceptions=True)
-            assert {type(error) for error in errors} == {StageDeadError}
-            assert not any("/secret" in str(error) for error in errors)
-            reason = await h.orchestrator.until_dead()
-            assert isinstance(reason, PolymuxError)
-            if how == "kill -9":
-                assert "SIGKILL" in reason.message
-            assert h.orchestrator.status == "dead"
-            with pytest.raises(NotReadyError):
-                h.orchestrator.check_ready()
-            with pytest.raises(NotReadyError, match="is gone"):
-                await h.ask("later")
-            assert h.number("polymux_stage_ready") == h.number("polymux_requests_running") == 0
-
-    run(scenario())
-
-
-def test_a_stage_that_talks_garbage_is_ended(make_stage: MakeStage) -> None:
-    async def scenario() -> None:
-        h = Harness(make_stage, model="chatty")
-        with pytest.raises(StageDeadError, match="what is not a message"):
-            await h.orchestrator.start()
-        assert not exists(h.pid)
-
-    run(scenario())
-
-
-def test_children_of_a_dead_stage_do_not_hide_its_death(make_stage: MakeStage) -> None:
-    """The child holds the stage's end of the socket open."""
-
-    async def scenario() -> None:
-        async with started(make_stage, model="parent") as h:
-            (child,) = psutil.Process(h.pid).children()
-            task = await h.ask_and_see_it_run("0")
-            os.kill(h.pid, signal.SIGKILL)
-            with pytest.raises(StageDeadError):
-                async with asyncio.timeout(5):
-                    await task
-            await until(lambda: not exists(child.pid))
-
-    run(scenario())
-
-
-def test_restart(make_stage: MakeStage) -> None:
-    async def scenario() -> None:
-        async with started(make_stage, restart_stages=True) as h:
-            await h.ask("1", steps=5)
-            task = await h.ask_and_see_it_run("2")
-            first = h.pid
-            os.kill(first, signal.SIGKILL)
-            with pytest.raises(StageDeadError):
-                await task
-            assert h.orchestrator.status == "loading"
-            with pytest.raises(NotReadyError, match="still loading"):
-                await h.ask("3")
-            await until(lambda: h.orchestrator.status == "ready")
-            before = h.number("polymux_denoise_steps_total")
-            await h.ask("4", steps=7)
-            assert h.number("polymux_denoise_steps_total") == before + 7
-            assert h.pid != first
-            assert not exists(first)
-            assert h.number("polymux_stage_restarts_total") == 1
-            assert h.orchestrator.reason is None
-
-    run(scenario())
-
-
-def test_a_restart_that_does_not_work_is_the_end(make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "RESTART_DELAYS_S", (0.0, 0.0))
-    broken = ProcessStage((sys.executable, "-c", "raise SystemExit(3)"))
-    stages = [make_stage(), broken, ProcessStage(broken._command)]
-
-    async def scenario() -> None:
-        config = EngineConfig.from_flat(model="fake", restart_stages=True)
-        orchestrator = Orchestrator(config, lambda: stages.pop(0))
-        await orchestrator.start()
-        orchestrator.kill()
-        reason = await orchestrator.until_dead()
-        assert reason is not None
-        assert "exit code 3" in reason.message
-        assert stages == []
-        await orchestrator.close()
 
     run(scenario())
 

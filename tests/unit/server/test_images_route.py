@@ -279,6 +279,25 @@ def test_errors_of_the_engine(error: Exception, status: int, code: str) -> None:
     assert ("retry-after" in response.headers) == (status == 429)
 
 
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("FileNotFoundError: '/root/a b/c.py': no", "FileNotFoundError: '...': no"),
+        ("in ~/x/y.py (line 3), and/or 1/2", "in ... (line 3), and/or 1/2"),
+        ("nothing to hide", "nothing to hide"),
+    ],
+)
+def test_what_a_library_said_shows_no_path(message: str, said: str) -> None:
+    omni = FakeOmni()
+    omni.fails_with = GenerationError(message)
+    assert post(BASE, omni).json()["error"]["message"] == said
+
+
+def test_the_name_of_the_model_is_not_told_to_strangers() -> None:
+    response = post(BASE | {"model": "other"}, FakeOmni(model="/data/secret/model"))
+    assert "secret" not in response.text
+
+
 def test_loading_is_a_503() -> None:
     omni = FakeOmni()
     omni.status = "loading"

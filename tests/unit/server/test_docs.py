@@ -1,0 +1,77 @@
+"""docs/server.md names everything that there is, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_omni import FakeOmni
+
+from polymux.cli.flags import flag_of
+from polymux.config import EngineConfig, ServerConfig, groups_of
+from polymux.errors import PolymuxError
+from polymux.server import errors, health, images, models
+from polymux.server.protocol import ImageGenerationRequest
+from polymux.server.state import ServerState
+
+TEXT = (Path(__file__).parents[3] / "docs" / "server.md").read_text()
+CODE = set(re.findall(r"`([^`\n]+)`", TEXT))
+
+
+def section(title: str) -> str:
+    return TEXT.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def first_cells(title: str) -> set[str]:
+    rows = [line.split("|")[1] for line in section(title).splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`([^`{]+)[^`]*`", row)}
+
+
+def test_fields() -> None:
+    assert first_cells("POST /v1/images/generations") == set(ImageGenerationRequest.model_fields)
+
+
+def test_flags_of_the_server() -> None:
+    assert first_cells("Flags") == {flag_of(f) for f in dataclasses.fields(ServerConfig)}
+
+
+def test_every_flag_that_is_named_exists() -> None:
+    groups = (*groups_of(EngineConfig).values(), ServerConfig)
+    flags = {flag_of(f) for group in groups for f in dataclasses.fields(group)}
+    assert {word for code in CODE for word in re.findall(r"--[a-z-]+", code)} <= flags | {"--help"}
+
+
+def test_routes() -> None:
+    state = ServerState(FakeOmni(), ServerConfig())
+    routes: list[Any] = [route for module in (images, models, health) for route in module.routes(state).routes]
+    found = {f"{method} {route.path}" for route in routes for method in route.methods}
+    assert {name.replace("/NAME", "/{name:path}") for name in first_cells("Routes")} == found | {"GET /openapi.json"}
+
+
+def test_metrics() -> None:
+    registry = FakeOmni().metrics.registry
+    ours = {m.name + ("_total" if m.type == "counter" else "") for m in registry.collect()}
+    watched = {
+        "polymux_requests_running",
+        "polymux_requests_waiting",
+        "polymux_stage_ready",
+    }  # gauges of the orchestrator
+    assert first_cells("Metrics") == ours | watched
+
+
+def test_error_codes() -> None:
+    named = {word for word in re.findall(r"`([a-z_]+)`", section("Errors")) if "_" in word}
+    ours = {cls.code for cls in subclasses(PolymuxError)} - {"invalid_config", "invalid_checkpoint", "request_aborted"}
+    assert named - {"x_request_id"} == ours | set(errors._HTTP_CODES.values())
+
+
+def subclasses(cls: type[PolymuxError]) -> set[type[PolymuxError]]:
+    return {cls}.union(*(subclasses(sub) for sub in cls.__subclasses__()))
+
+
+@pytest.mark.parametrize("status", sorted({cls.status for cls in subclasses(PolymuxError)} - {499}))
+def test_statuses(status: int) -> None:
+    assert f"| {status} |" in section("Errors")
