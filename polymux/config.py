@@ -215,6 +215,11 @@ class MemoryConfig(Checked):
             reason = "the cache holds complete blocks, which are not gathered"
             raise _conflict("dlo_enable_runtime_cache", "dlo_use_allgather", reason)
 
+    @property
+    def offloads(self) -> bool:
+        """Whether weights may have to be on the host: then they are loaded there first."""
+        return any(getattr(self, name) for name in self.STRATEGIES)
+
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,11 +21,19 @@ from polymux.errors import GenerationError, OutOfMemoryError
 log = logging.getLogger(__name__)
 
 
+class Weights(Protocol):
+    """Whoever sees to it that a component's weights are on the device while it runs."""
+
+    def before(self, name: str) -> None: ...
+
+    def after(self, name: str) -> None: ...
+
+
 class Runner:
     """Executes calls and counts them. `unmergeable` names the components that proved so."""
 
-    def __init__(self, merger: Merger, device: torch.device) -> None:
-        self.merger, self.device = merger, device
+    def __init__(self, merger: Merger, device: torch.device, weights: Weights) -> None:
+        self.merger, self.device, self.weights = merger, device, weights
         self.unmergeable: set[str] = set()
         self.runs: dict[str, int] = {}  # calls that ran, by component
         self.answered: dict[str, int] = {}  # sessions' calls that these answered, by component
@@ -82,11 +90,13 @@ class Runner:
         name = head.component.name
         outside = TorchState.now(self.device.type)
         watch = Stopwatch(self.device)
+        self.weights.before(name)
         head.state.apply(self.device.type)
         try:
             result = head.component.run(head.method, arguments)
         finally:
             outside.apply(self.device.type)
+            self.weights.after(name)
         seconds = watch.stop()
         for call in calls:
             call.owner.spent(call, seconds)

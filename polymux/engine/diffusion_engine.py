@@ -14,7 +14,7 @@ import torch
 
 from polymux.config import EngineConfig
 from polymux.diffusion.call import Call
-from polymux.diffusion.component import components_of
+from polymux.diffusion.component import Component, components_of
 from polymux.diffusion.merging import Merger, tokens_of
 from polymux.diffusion.outputs import media_of, sample_rate_of
 from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe
@@ -27,6 +27,8 @@ from polymux.engine.warmup import warmup_request
 from polymux.errors import GenerationError, PolymuxError, RequestAbortedError, from_info
 from polymux.families import family_of
 from polymux.loading import auto_dtype, load_pipeline
+from polymux.memory.place import place
+from polymux.memory.residency import Tenant
 from polymux.request import Capabilities, Event, Failed, Finished, Media, Request, StageStats
 from polymux.validation import validate
 
@@ -43,21 +45,30 @@ class DiffusionEngine:
         if config.device.num_threads is not None:
             torch.set_num_threads(config.device.num_threads)
         dtype = auto_dtype(config.model.dtype, device)
-        return cls(config, load_pipeline(config.model, device, dtype, components=components), device)
+        first = torch.device("cpu") if config.memory.offloads else device
+        return cls(config, load_pipeline(config.model, first, dtype, components=components), device)
 
     def __init__(self, config: EngineConfig, pipeline: Any, device: torch.device) -> None:
-        """An engine for a pipeline that is loaded already, with its modules on `device`."""
+        """An engine for a pipeline that is loaded already, with its modules on the host or on `device`."""
         self.config, self.pipeline, self.device = config, pipeline, device
         self.family = family_of(type(pipeline).__name__)
         self.shape = CallShape.of(self.pipeline, self.family.modality)
+        self.components = components_of(self.pipeline.components.items(), self.family.denoisers)
+        tenants = [Tenant(c.name, c.role, c.module, self._blocks(c)) for c in self.components]
+        self.weights = place(tenants, config.memory, device)
         self.described = describe(self.pipeline, self.family, self.shape)
         self.max_sessions = config.scheduler.max_num_seqs
         merger = Merger(self.family.padding, self.family.shared)
-        self.runner = Runner(merger, self.device)
-        self.scheduler = StepScheduler(config.scheduler.max_batched_tokens, self._may_merge, merger.key, tokens_of)
+        self.runner = Runner(merger, self.device, self.weights)
+        self.scheduler = StepScheduler(
+            config.scheduler.max_batched_tokens,
+            self._may_merge,
+            merger.key,
+            tokens_of,
+            ready=lambda call: self.weights.ready(call.component.name),
+        )
         collect = self.family.collect_guidance and self.max_sessions > 1
         self.settings = SessionSettings(self.device, ResultSpecs(), collect)
-        self.components = components_of(self.pipeline.components.items(), self.family.denoisers)
         for component in self.components:
             component.attach()
         self.jobs: dict[str, Job] = {}
@@ -122,6 +133,10 @@ class DiffusionEngine:
             self._fail(job, RequestAbortedError("the engine was closed"))
         for component in self.components:
             component.detach()
+        self.weights.close()
+
+    def _blocks(self, component: Component) -> tuple[str, ...]:
+        return self.family.blocks if component.role == "denoiser" else ()
 
     def _may_merge(self, call: Call) -> bool:
         component = call.component

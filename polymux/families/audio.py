@@ -7,6 +7,7 @@ STABLE_AUDIO = Family(
     pipelines=("StableAudioPipeline",),
     modality="audio",
     tasks=("text-to-audio",),
+    blocks=("transformer_blocks",),
 )
 
 ACE_STEP = Family(
@@ -14,6 +15,7 @@ ACE_STEP = Family(
     pipelines=("AceStepPipeline",),
     modality="audio",
     tasks=("text-to-audio",),
+    blocks=("layers",),
 )
 
 FAMILIES = (

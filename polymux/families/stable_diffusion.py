@@ -7,6 +7,7 @@ SD15 = Family(
     pipelines=("StableDiffusionPipeline",),
     modality="image",
     tasks=("text-to-image",),
+    blocks=("down_blocks", "mid_block", "up_blocks"),
 )
 
 SDXL = Family(
@@ -14,6 +15,7 @@ SDXL = Family(
     pipelines=("StableDiffusionXLPipeline",),
     modality="image",
     tasks=("text-to-image",),
+    blocks=("down_blocks", "mid_block", "up_blocks"),
 )
 
 SD3 = Family(

@@ -64,6 +64,14 @@ def pack(module: torch.nn.Module, image: Image, out: torch.Tensor) -> None:
         place.view(out).copy_(tensor_at(module, place.names[0]))
 
 
+def move_others(module: torch.nn.Module, places: Iterable[TensorPlace], device: torch.device) -> None:
+    """Move all tensors but these to the device."""
+    inside = {name for place in places for name in place.names}
+    for name, tensor in list(all_tensors(module)):
+        if name not in inside and tensor.device != device:
+            set_tensor(module, (name,), tensor.to(device))
+
+
 def bind(module: torch.nn.Module, image: Image, memory: torch.Tensor) -> None:
     """Make the image's tensors of `module` views into `memory` (uint8). Parameters stay the objects they are if they
     can; tensors on the meta device are replaced, under all their names."""
@@ -74,10 +82,12 @@ def bind(module: torch.nn.Module, image: Image, memory: torch.Tensor) -> None:
 def let_go(module: torch.nn.Module, image: Image, device: torch.device) -> None:
     """Free the memory of the image's tensors. They keep shape and type, say that they are on `device`, and hold NaN (or
     zeros, where the type has none): what is computed with them by mistake does not pass for a result."""
+    values: dict[torch.dtype, torch.Tensor] = {}
     for place in image.places:
-        value = float("nan") if place.dtype.is_floating_point else 0
-        nothing = torch.full((), value, dtype=place.dtype, device=device).expand(place.shape)
-        set_tensor(module, place.names, nothing)
+        if place.dtype not in values:
+            value = float("nan") if place.dtype.is_floating_point else 0
+            values[place.dtype] = torch.full((), value, dtype=place.dtype, device=device)
+        set_tensor(module, place.names, values[place.dtype].expand(place.shape))
 
 
 def set_tensor(module: torch.nn.Module, names: Iterable[str], value: torch.Tensor) -> None:

@@ -1,0 +1,52 @@
+"""From settings and components to weights in their places: measure, decide, carry out, and say so in one line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from polymux.config import MemoryConfig
+from polymux.memory.base import HostBlocks
+from polymux.memory.gather_blocks import GatherBlocks
+from polymux.memory.layout import layout_of
+from polymux.memory.measure import bandwidth, limit_bytes
+from polymux.memory.plan import plan
+from polymux.memory.residency import MakeBlocks, Residency, Tenant, private_blocks
+
+log = logging.getLogger(__name__)
+
+
+def place(
+    tenants: Sequence[Tenant], config: MemoryConfig, device: torch.device, group: dist.ProcessGroup | None = None
+) -> Residency:
+    """Place the components, which are on the host or on the device. `group`: the ranks that may share the host copy of
+    the blocks. Raises ConfigError for what cannot be."""
+    limit = None
+    if config.gpu_memory_limit_gib is not None:
+        limit = limit_bytes(config.gpu_memory_limit_gib, device)
+    parts = [tenant.part(with_blocks=config.offloads) for tenant in tenants]
+    chosen = plan(config, parts, limit=limit, bandwidth=bandwidth(device) if config.offloads else None)
+    if limit is not None and device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(limit / total, 1.0), device)
+    made = Residency(tenants, chosen, device, _host_side(config, group))
+    log.info("%s", made.describe())
+    return made
+
+
+def _host_side(config: MemoryConfig, group: dist.ProcessGroup | None) -> MakeBlocks:
+    shared = config.enable_distributed_layerwise_offload and config.dlo_use_allgather is not False
+    if group is None or group.size() == 1 or not shared:
+        return private_blocks
+    ranks = group
+
+    def gathered(
+        tenant: Tenant, paths: Sequence[str], resident: Sequence[int], device: torch.device
+    ) -> tuple[HostBlocks, Sequence[int]]:
+        layout = layout_of(tenant.module, [path for index, path in enumerate(paths) if index not in resident])
+        return GatherBlocks(tenant.module, layout, device, ranks), ()
+
+    return gathered
