@@ -91,7 +91,7 @@ def _check_names(request: Request, capabilities: Capabilities) -> None:
     given = given_arguments(request)
     takes = {*capabilities.arguments, *capabilities.media}
     for name, value in given.items():
-        if name in capabilities.refused:
+        if name in capabilities.refused and value != 0:  # a scale of zero asks for what happens anyway
             raise _refuse_argument(request, name, value, capabilities.refused[name])
         if name not in takes:
             why = f"{capabilities.pipeline} does not take it; it takes {', '.join(sorted(takes))}"

@@ -1,13 +1,16 @@
 """The components of a pipeline, and the capture of the calls that sessions make of them.
 
-Capture replaces `forward` (for autoencoders `encode` and `decode`) on the instance. Outside a session the original
-runs, so the pipeline stays usable as it is. What a session's call means, and when it runs, is not known here.
+Capture replaces `forward` (for autoencoders `encode` and `decode`) on the instance, and `forward` of the submodules
+that a pipeline may call past their component. Outside a session the original runs, so the pipeline stays usable as it
+is. What a session's call means, and when it runs, is not known here.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -33,8 +36,9 @@ ROLES: tuple[tuple[str, Role], ...] = (
     ("vocoder", "decoder"),
 )
 
-# Entry points of text and vision encoders besides `forward`.
-ENCODER_METHODS = ("get_text_features", "get_image_features", "get_image_tokens")
+CODER_METHODS = ("encode", "decode")
+ENCODER_METHODS = ("forward", "get_text_features", "get_image_features", "get_image_tokens")
+SUBMODULE_DEPTH = 3  # as deep as pipelines are known to reach: text_encoder.text_model.final_layer_norm
 
 Handler = Callable[["Component", str, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -45,14 +49,29 @@ class SessionGreenlet:
     handler: Handler
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A function of a component that sessions may call, by way of attribute `name` of `owner`."""
+
+    owner: torch.nn.Module
+    name: str
+    original: Callable[..., Any]
+    signature: inspect.Signature
+
+
 class Component:
-    """One module of a pipeline."""
+    """One module of a pipeline. Its methods are named by their path: "forward", "decode", "model.forward"."""
 
     def __init__(self, name: str, module: torch.nn.Module, role: Role) -> None:
         self.name, self.module, self.role = name, module, role
-        self.originals: dict[str, Callable[..., Any]] = {m: getattr(module, m) for m in _entry_points(module, role)}
-        self.signatures = {m: inspect.signature(f) for m, f in self.originals.items()}
+        self.main = _main_methods(module, role)
+        self.entries = {path: _entry(owner, path.rpartition(".")[2]) for path, owner in self._paths()}
         self.patch_area = _patch_area(module)
+
+    def _paths(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        yield from ((method, self.module) for method in self.main)
+        for path, child in _submodules(self.module, SUBMODULE_DEPTH):
+            yield f"{path}.forward", child
 
     def phase(self, method: str) -> Phase:
         if self.role == "denoiser":
@@ -61,7 +80,7 @@ class Component:
 
     def bind(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name, in the order of the signature; a None that is the default is left out."""
-        signature = self.signatures[method]
+        signature = self.entries[method].signature
         bound = dict(signature.bind(*args, **kwargs).arguments)
         for name, parameter in signature.parameters.items():
             if name not in bound:
@@ -76,54 +95,61 @@ class Component:
 
     def run(self, method: str, arguments: dict[str, Any]) -> Any:
         """Run the call, here and now."""
-        signature = self.signatures[method]
-        positional = [
-            arguments[n] for n, p in signature.parameters.items() if p.kind is p.POSITIONAL_ONLY and n in arguments
-        ]
-        if "*" in arguments:  # everything before a *args must be passed by position
-            before = [n for n, p in signature.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
-            positional += [arguments[n] for n in before if n in arguments] + list(arguments["*"])
-            rest = {k: v for k, v in arguments.items() if k not in before and k != "*"}
-            return self.originals[method](*positional, **rest)
-        rest = {
-            k: v
-            for k, v in arguments.items()
-            if k not in signature.parameters or signature.parameters[k].kind is not inspect.Parameter.POSITIONAL_ONLY
-        }
-        return self.originals[method](*positional, **rest)
+        entry = self.entries[method]
+        parameters = entry.signature.parameters
+        by_position = [n for n, p in parameters.items() if n in arguments and _needs_position(p, "*" in arguments)]
+        rest = {k: v for k, v in arguments.items() if k not in by_position and k != "*"}
+        return entry.original(*(arguments[n] for n in by_position), *arguments.get("*", ()), **rest)
 
     def attach(self) -> None:
-        for method, original in self.originals.items():
-            self.module.__dict__[method] = _interceptor(self, method, original)
+        for path, entry in self.entries.items():
+            entry.owner.__dict__[entry.name] = _interceptor(self, path, entry)
 
     def detach(self) -> None:
-        for method in self.originals:
-            self.module.__dict__.pop(method, None)
+        for entry in self.entries.values():
+            entry.owner.__dict__.pop(entry.name, None)
 
 
-def _interceptor(component: Component, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _interceptor(component: Component, path: str, entry: Entry) -> Callable[..., Any]:
+    original = entry.original
+
     def call(*args: Any, **kwargs: Any) -> Any:
         current = getcurrent()
         if isinstance(current, SessionGreenlet):
-            return current.handler(component, method, args, kwargs)
+            return current.handler(component, path, args, kwargs)
         return original(*args, **kwargs)
 
-    # Libraries look at a forward's signature (transformers' generate does).
-    call.__signature__ = component.signatures[method] if component.originals else None  # type: ignore[attr-defined]
-    call.__name__ = method
+    # Libraries look at a forward's signature and code (transformers' generate does).
+    call.__signature__ = entry.signature  # type: ignore[attr-defined]
+    call.__name__ = entry.name
     return call
 
 
-def _entry_points(module: torch.nn.Module, role: Role) -> tuple[str, ...]:
-    def has(name: str) -> bool:
-        return callable(getattr(type(module), name, None))
+def _entry(owner: torch.nn.Module, name: str) -> Entry:
+    original = getattr(owner, name)
+    return Entry(owner, name, original, inspect.signature(original))
 
-    if role == "decoder":
-        coder = tuple(m for m in ("encode", "decode") if has(m))
-        return coder or ("forward",)
-    if role == "encoder":
-        return ("forward", *(m for m in ENCODER_METHODS if has(m)))
-    return ("forward",)
+
+def _main_methods(module: torch.nn.Module, role: Role) -> tuple[str, ...]:
+    wanted = {"decoder": CODER_METHODS, "encoder": ENCODER_METHODS, "denoiser": ()}[role]
+    return tuple(m for m in wanted if callable(getattr(type(module), m, None))) or ("forward",)
+
+
+def _submodules(module: torch.nn.Module, depth: int, prefix: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
+    """Named children down to `depth`; lists of blocks are not entered: only their owner runs them."""
+    for name, child in module.named_children():
+        if isinstance(child, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+            continue
+        yield prefix + name, child
+        if depth > 1:
+            yield from _submodules(child, depth - 1, f"{prefix}{name}.")
+
+
+def _needs_position(parameter: inspect.Parameter, has_rest: bool) -> bool:
+    """Positional-only parameters, and all ordinary ones before a *args that is given."""
+    return parameter.kind is parameter.POSITIONAL_ONLY or (
+        has_rest and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    )
 
 
 def _patch_area(module: torch.nn.Module) -> int:
@@ -132,23 +158,15 @@ def _patch_area(module: torch.nn.Module) -> int:
     if isinstance(size, int):
         return size * size
     if isinstance(size, (list, tuple)) and all(isinstance(s, int) for s in size):
-        area = 1
-        for s in size:
-            area *= s
-        return max(area, 1)
+        return max(math.prod(size), 1)
     return 1
 
 
 def components_of(parts: Iterable[tuple[str, object]], denoisers: tuple[str, ...] = ()) -> list[Component]:
     """The components among a pipeline's parts. `denoisers` names further ones than the usual names tell."""
-    found = []
-    for name, part in parts:
-        if not isinstance(part, torch.nn.Module):
-            continue
-        role: Role = "encoder"
-        if name in denoisers:
-            role = "denoiser"
-        else:
-            role = next((role for prefix, role in ROLES if name.startswith(prefix)), "encoder")
-        found.append(Component(name, part, role))
-    return found
+    modules = [(name, part) for name, part in parts if isinstance(part, torch.nn.Module)]
+    return [Component(name, module, "denoiser" if name in denoisers else role_of(name)) for name, module in modules]
+
+
+def role_of(name: str) -> Role:
+    return next((role for prefix, role in ROLES if name.startswith(prefix)), "encoder")

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 from torch.utils.weak import WeakIdKeyDictionary
+from transformers import Cache
 
 from polymux.diffusion.call import Call
 from polymux.families.base import Padding
@@ -35,23 +36,6 @@ def batch_of(arguments: dict[str, Any]) -> int:
     return 0
 
 
-def tokens_of(call: Call) -> int:
-    """How much work a call is: positions of its first tensor, counted in the component's patches."""
-    for value in call.arguments.values():
-        if isinstance(value, torch.Tensor) and value.ndim >= 2:
-            return max(_positions(value) // (call.component.patch_area if value.ndim > 3 else 1), 1)
-        if _is_tensor_list(value):
-            return max(sum(_positions(v.unsqueeze(0)) for v in value) // call.component.patch_area, 1)
-    return 1
-
-
-def _positions(x: torch.Tensor) -> int:
-    """(batch, tokens, channels) or (batch, channels, *space): all but the channels."""
-    if x.ndim <= 3:
-        return x.shape[0] * x.shape[1]
-    return x.numel() // max(x.shape[1], 1)
-
-
 def _is_tensor_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(v, torch.Tensor) for v in value)
 
@@ -59,6 +43,16 @@ def _is_tensor_list(value: Any) -> bool:
 def _is_number(value: torch.Tensor) -> bool:
     """A timestep or a guidance scale, with or without an axis."""
     return value.numel() == 1 and value.ndim <= 1
+
+
+def _positions(x: torch.Tensor) -> int:
+    """(batch, tokens, channels) or (batch, channels, *space): all but the channels."""
+    return x.shape[0] * x.shape[1] if x.ndim <= 3 else x.numel() // max(x.shape[1], 1)
+
+
+def _packed(arguments: dict[str, Any], n: int) -> bool:
+    """Whether some tensor is not per sample: vision encoders take the patches of all pictures in one row."""
+    return any(isinstance(v, torch.Tensor) and v.ndim > 0 and v.shape[0] != n for v in arguments.values())
 
 
 class Contents:
@@ -86,10 +80,20 @@ class Merger:
         self.masks = {rule.mask for rule in padding if rule.mask is not None}
         self.contents = Contents()
 
+    def tokens(self, call: Call) -> int:
+        """How much work a call is: positions of its first tensor, counted in the component's patches."""
+        area = call.component.patch_area
+        for value in call.arguments.values():
+            if isinstance(value, torch.Tensor) and value.ndim >= 2:
+                return max(_positions(value) // (area if value.ndim > 3 else 1), 1)
+            if _is_tensor_list(value):
+                return max(sum(_positions(v.unsqueeze(0)) for v in value) // area, 1)
+        return 1
+
     def key(self, call: Call) -> Hashable:
         """Calls with equal keys may run as one."""
         n = batch_of(call.arguments)
-        if n == 0:
+        if n == 0 or (call.component.role == "encoder" and _packed(call.arguments, n)):
             return (id(call),)
         named = tuple(
             (name, self._key(value, -1 if name in self.shared else n, self.padding.get(name)))
@@ -131,8 +135,6 @@ class Merger:
         for rule in self.padding.values():
             if rule.argument in calls[0].arguments:
                 merged |= self._pad(rule, calls, sizes)
-        if "use_cache" in calls[0].component.signatures[calls[0].method].parameters:
-            merged.setdefault("use_cache", False)  # a key-value cache could not be taken apart, and nobody asked for it
         order = list(calls[0].arguments)
         return dict(sorted(merged.items(), key=lambda kv: order.index(kv[0]) if kv[0] in order else len(order)))
 
@@ -190,7 +192,9 @@ def split(result: Any, sizes: Sequence[int]) -> list[Any]:
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         return [result[s : s + n] for s, n in zip(starts, sizes, strict=True)]
     if isinstance(result, dict):
-        columns = {k: split(v, sizes) for k, v in result.items()}
+        # Encoders that are language models return a key-value cache unasked. It cannot be taken apart; who wants one
+        # passes it in, and calls with such an argument are not merged.
+        columns = {k: split(v, sizes) for k, v in result.items() if not isinstance(v, Cache)}
         return [type(result)(**{k: c[i] for k, c in columns.items()}) for i in range(len(sizes))]
     if isinstance(result, tuple):
         parts = [split(part, sizes) for part in result]

@@ -32,8 +32,6 @@ def media_of(result: Any, modality: Modality, as_pictures: bool) -> list[Media]:
 
 
 def _pick(result: Any, modality: Modality) -> Any:
-    if isinstance(result, (list, torch.Tensor, np.ndarray)):  # a modular pipeline's named output
-        return result
     main = _attribute(result, OUTPUTS[modality])
     if main is None and isinstance(result, tuple) and result:
         main = result[0]
@@ -43,7 +41,9 @@ def _pick(result: Any, modality: Modality) -> Any:
 
 
 def _attribute(result: Any, names: tuple[str, ...]) -> Any:
-    return next((value for n in names if (value := getattr(result, n, None)) is not None), None)
+    """The first of the named results. Classic pipelines return output objects, modular ones plain dicts."""
+    values = result if isinstance(result, dict) else vars(result) if hasattr(result, "__dict__") else {}
+    return next((value for n in names if (value := values.get(n)) is not None), None)
 
 
 def _unbatched(value: Any) -> list[Any]:

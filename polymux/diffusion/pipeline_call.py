@@ -6,13 +6,15 @@ Knows how diffusers' pipelines, classic and modular, name their arguments; knows
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from PIL import Image
 
 from polymux.errors import InvalidRequestError
-from polymux.families.base import Family
+from polymux.families import family_of
+from polymux.families.base import UNKNOWN, Family
 from polymux.media.wire import from_wire
 from polymux.request import Capabilities, Modality, OmniDiffusionSamplingParams, Request
 
@@ -49,8 +51,17 @@ MEDIA: dict[str, int] = {
     "conditioning_image": 1,
 }
 
-# Set by the engine, not by requests.
-OWN = {"self", "args", "kwargs", "generator", "output_type", "return_dict", "callback_on_step_end", "output", "state"}
+# Set by the engine, or of a kind that a request cannot carry (tensors, functions).
+OWN = {"generator", "output_type", "return_dict", "output", "state", "latents", "audio_latents", "eta_noise"}
+OWN_ENDINGS = ("_embeds", "_embeds_mask", "_embeddings", "_attention_mask", "_latents", "_kwargs", "_per_prompt")
+OWN_BEGINNINGS = (
+    "callback",
+    "ip_adapter",
+    "prompt_embeds",
+    "negative_prompt_embeds",
+    "pooled_prompt",
+    "negative_pooled",
+)
 OUTPUTS: dict[Modality, tuple[str, ...]] = {
     "image": ("images", "image"),
     "video": ("frames", "videos", "video"),
@@ -66,7 +77,7 @@ class CallShape:
     accepted: tuple[str, ...]
     required: tuple[str, ...]
     modular: bool
-    result: str | None = None  # modular: the name of the wanted output
+    results: tuple[str, ...] = ()  # modular: the names of the wanted outputs
 
     @classmethod
     def of(cls, pipeline: Any, modality: Modality) -> CallShape:
@@ -74,9 +85,10 @@ class CallShape:
         if blocks is not None:
             inputs = [p for p in blocks.inputs if p.name is not None]
             names = {p.name for p in blocks.outputs}
-            result = next((n for n in OUTPUTS[modality] if n in names), None)
-            required = tuple(p.name for p in inputs if p.required)
-            return cls(tuple(p.name for p in inputs), required, True, result)
+            wanted = OUTPUTS[modality] + (OUTPUTS["audio"] if modality == "video" else ())
+            made = {p.name for p in blocks.intermediate_outputs}  # by a block, for a later one
+            required = tuple(p.name for p in inputs if p.required and p.name not in made)
+            return cls(tuple(p.name for p in inputs), required, True, tuple(n for n in wanted if n in names))
         parameters = inspect.signature(type(pipeline).__call__).parameters.values()
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
         # Pipelines give None as the default of what they cannot do without.
@@ -98,12 +110,12 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
     media = {n: MEDIA[n] for n in shape.accepted if n in MEDIA} | dict(family.media)
     prompt = ("prompt",) if shape.takes("prompt") and not family.prompt_optional else ()
     requests = {field for field, names in FIELDS.items() if any(shape.takes(n) for n in names)}
-    others = [n for n in shape.accepted if n not in OWN and not any(n in names for names in FIELDS.values())]
+    others = [n for n in shape.accepted if is_for_requests(n) and not any(n in names for names in FIELDS.values())]
     return Capabilities(
         family=family.name if family.pipelines else None,
         pipeline=type(pipeline).__name__,
         modality=family.modality,
-        arguments=tuple(sorted({*requests, *others})),
+        arguments=tuple(sorted({*requests, *others, *(["output_type"] if shape.takes("output_type") else [])})),
         required=tuple(sorted({*shape.required, *prompt, *(n for n, _ in family.media)})),
         media=media,
         size_multiple=family.size_multiple or _size_multiple(pipeline),
@@ -122,6 +134,21 @@ def _size_multiple(pipeline: Any) -> int:
     return int(scale) * 2 if "transformer" in pipeline.components else int(scale)
 
 
+def is_for_requests(name: str) -> bool:
+    """Whether a request may set this argument of a pipeline's call."""
+    return name not in OWN and not name.endswith(OWN_ENDINGS) and not name.startswith(OWN_BEGINNINGS)
+
+
+def declared_family(pipeline: Any) -> Family:
+    """The pipeline's family; of an unknown one, what it makes is told by its arguments."""
+    family = family_of(type(pipeline).__name__)
+    if family is not UNKNOWN:
+        return family
+    accepted = CallShape.of(pipeline, "image").accepted
+    sound: Modality = "audio" if any(n.startswith("audio_") for n in accepted) else "image"
+    return replace(UNKNOWN, modality="video" if "num_frames" in accepted else sound)
+
+
 def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[str, Any]:
     """The pipeline's keyword arguments, without generator."""
     params = request.params
@@ -137,7 +164,7 @@ def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[s
             name = next((n for n in names if shape.takes(n)), field)
             values[name] = list(value) if isinstance(value, tuple) else value
     for name, items in request.media.items():
-        media = [from_wire(item) for item in items]
+        media = [_picture(from_wire(item), name, family) for item in items]
         values[name] = media[0] if len(media) == 1 else media
     for name, value in params.extra_args.items():
         if name in values:
@@ -145,6 +172,10 @@ def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[s
         values[name] = value
     for argument, companion, default in family.companions:
         if argument in values and companion not in values:
+            if default is None:
+                raise InvalidRequestError(
+                    f"{argument} acts only together with {companion}, which is missing", param=companion
+                )
             values[companion] = default
     _refuse_unknown(values, shape)
     output = _output_type(params, family.modality)
@@ -154,9 +185,16 @@ def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[s
         raise InvalidRequestError(
             f"output_type={params.output_type!r}: this pipeline has one kind of output", param="output_type"
         )
-    if shape.modular and shape.result is not None:
-        values["output"] = "latents" if output == "latent" else shape.result
+    if shape.modular:
+        values["output"] = list(shape.results)
     return values
+
+
+def _picture(medium: Any, name: str, family: Family) -> Any:
+    """Pictures in the mode that pipelines expect; other media as they are."""
+    if not isinstance(medium, Image.Image):
+        return medium
+    return medium.convert("L" if "mask" in name else "RGBA" if family.alpha else "RGB")
 
 
 def _output_type(params: OmniDiffusionSamplingParams, modality: Modality) -> str:
@@ -164,7 +202,7 @@ def _output_type(params: OmniDiffusionSamplingParams, modality: Modality) -> str
 
 
 def _refuse_unknown(values: dict[str, Any], shape: CallShape) -> None:
-    allowed = [n for n in shape.accepted if n not in OWN]
+    allowed = [n for n in shape.accepted if is_for_requests(n)]
     for name in values:
         if name not in allowed:
             raise InvalidRequestError(

@@ -138,7 +138,7 @@ class Session(CallOwner):
         if call.phase == "decode":
             check_finite(arguments, f"the latents that {component.name} is to decode")
         self.waiting.append(call)
-        if component.role != "denoiser" or not self.settings.collect_guidance:
+        if component.role != "denoiser" or method not in component.main or not self.settings.collect_guidance:
             self.wait_for(call)
             return checked_result(call)
         form = form_of(component, call)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from typing import Any
 
 import torch
@@ -15,17 +16,16 @@ import torch
 from polymux.config import EngineConfig
 from polymux.diffusion.call import Call
 from polymux.diffusion.component import Component, components_of
-from polymux.diffusion.merging import Merger, tokens_of
+from polymux.diffusion.merging import Merger
 from polymux.diffusion.outputs import media_of, sample_rate_of
-from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe
+from polymux.diffusion.pipeline_call import CallShape, call_arguments, declared_family, describe
 from polymux.diffusion.runner import Runner
 from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
 from polymux.diffusion.step_scheduler import StepScheduler
 from polymux.engine.device import resolve_device
 from polymux.engine.job import Job, randomness_of
 from polymux.engine.warmup import warmup_request
-from polymux.errors import GenerationError, PolymuxError, RequestAbortedError, from_info
-from polymux.families import family_of
+from polymux.errors import GenerationError, InvalidRequestError, PolymuxError, RequestAbortedError, from_info
 from polymux.loading import auto_dtype, load_pipeline
 from polymux.memory.place import place
 from polymux.memory.residency import Tenant
@@ -51,12 +51,12 @@ class DiffusionEngine:
     def __init__(self, config: EngineConfig, pipeline: Any, device: torch.device) -> None:
         """An engine for a pipeline that is loaded already, with its modules on the host or on `device`."""
         self.config, self.pipeline, self.device = config, pipeline, device
-        self.family = family_of(type(pipeline).__name__)
-        self.shape = CallShape.of(self.pipeline, self.family.modality)
-        self.components = components_of(self.pipeline.components.items(), self.family.denoisers)
+        self.family = declared_family(pipeline)
+        self.shape = CallShape.of(pipeline, self.family.modality)
+        self.components = components_of(pipeline.components.items(), self.family.denoisers)
         tenants = [Tenant(c.name, c.role, c.module, self._blocks(c)) for c in self.components]
         self.weights = place(tenants, config.memory, device)
-        self.described = describe(self.pipeline, self.family, self.shape)
+        self.described = describe(pipeline, self.family, self.shape)
         self.max_sessions = config.scheduler.max_num_seqs
         merger = Merger(self.family.padding, self.family.shared)
         self.runner = Runner(merger, self.device, self.weights)
@@ -64,7 +64,7 @@ class DiffusionEngine:
             config.scheduler.max_batched_tokens,
             self._may_merge,
             merger.key,
-            tokens_of,
+            merger.tokens,
             ready=lambda call: self.weights.ready(call.component.name),
         )
         collect = self.family.collect_guidance and self.max_sessions > 1
@@ -140,11 +140,11 @@ class DiffusionEngine:
 
     def _may_merge(self, call: Call) -> bool:
         component = call.component
-        # What an autoencoder's encode returns is a distribution: it has no batch axis to split.
         return (
             self.max_sessions > 1
             and component.role in self.family.merge
-            and call.method != "encode"
+            and call.method in component.main
+            and call.method != "encode"  # an autoencoder's encode returns a distribution: no batch axis to split
             and component.name not in self.runner.unmergeable
         )
 
@@ -180,7 +180,7 @@ class DiffusionEngine:
         if job is None:  # another output of the same request has failed and ended it
             return
         if session.error is not None:
-            self._fail(job, as_polymux_error(session.error))
+            self._fail(job, as_polymux_error(session.error, before_any_call=not session.spans))
             return
         self._close(job, session)
         job.outputs[session.index] = session.result
@@ -217,9 +217,13 @@ class DiffusionEngine:
         self.events.append(Failed(job.request.request_id, error.info()))
 
 
-def as_polymux_error(error: BaseException) -> PolymuxError:
-    """What a pipeline raised, in the terms of this project."""
+def as_polymux_error(error: BaseException, before_any_call: bool) -> PolymuxError:
+    """What a pipeline raised, in the terms of this project: before any call it has only looked at its arguments."""
     if isinstance(error, PolymuxError):
         return error
-    log.warning("a request failed", exc_info=error)
+    if before_any_call and isinstance(error, (ValueError, TypeError, NotImplementedError)):
+        return InvalidRequestError(f"the pipeline refuses the request: {error}")
+    # The message may quote the prompt, which has no place in a log.
+    where = "".join(traceback.format_tb(error.__traceback__))
+    log.warning("a request failed with %s\n%s", type(error).__name__, where)
     return GenerationError(f"the model failed: {type(error).__name__}: {error}")

@@ -2,6 +2,7 @@
 
 from polymux.families import (
     audio,
+    auraflow,
     bria,
     chroma,
     cogview,
@@ -16,6 +17,7 @@ from polymux.families import (
     longcat,
     ltx,
     lumina,
+    minimax,
     mochi,
     nucleus,
     omnigen,
@@ -32,6 +34,7 @@ from polymux.families.base import UNKNOWN, Family
 
 _MODULES = (
     audio,
+    auraflow,
     bria,
     chroma,
     cogview,
@@ -46,6 +49,7 @@ _MODULES = (
     longcat,
     ltx,
     lumina,
+    minimax,
     mochi,
     nucleus,
     omnigen,

@@ -15,6 +15,8 @@ ACE_STEP = Family(
     pipelines=("AceStepPipeline",),
     modality="audio",
     tasks=("text-to-audio",),
+    merge=frozenset({"denoiser", "decoder"}),
+    unmerged_because="its condition encoder packs the reference sounds of all samples",
     blocks=("layers",),
 )
 

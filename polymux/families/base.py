@@ -38,13 +38,14 @@ class Family:
     blocks: the containers of the denoisers' blocks (lists of blocks, or single ones), in the order in which a forward
         runs them; needed where diffusers does not name the blocks' classes, or registers them in another order.
     refused: arguments that checkpoints ignore unless a component's config flag holds: (argument, component, flag).
-    companions: arguments that act only beside another one, which gets the given value if it is missing:
-        (argument, companion, value).
+    companions: arguments that act only beside another one: (argument, companion, value). A missing companion gets
+        the value; None refuses the request.
     prompt_optional: requests may come without a prompt.
     size_multiple: height and width must be multiples of it; None: taken from the pipeline's autoencoder.
     frames_multiple: num_frames - 1 must be a multiple of it.
     fps: frames per second of its videos.
     media: input media that every request must bring: (argument, how many items at most).
+    alpha: input pictures keep their alpha channel.
     warmup: arguments of the warm-up generation, where generic ones would not do.
     """
 
@@ -60,12 +61,13 @@ class Family:
     denoisers: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
     refused: tuple[tuple[str, str, str], ...] = ()
-    companions: tuple[tuple[str, str, str], ...] = ()
+    companions: tuple[tuple[str, str, str | None], ...] = ()
     prompt_optional: bool = False
     size_multiple: int | None = None
     frames_multiple: int = 1
     fps: float | None = None
     media: tuple[tuple[str, int], ...] = ()
+    alpha: bool = False
     warmup: tuple[tuple[str, str | int | float | bool], ...] = ()
 
 

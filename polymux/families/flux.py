@@ -2,18 +2,23 @@
 
 from polymux.families.base import Family
 
+# Guidance with a negative prompt is off unless it is asked for.
+_COMPANIONS = (("true_cfg_scale", "negative_prompt", " "), ("negative_prompt", "true_cfg_scale", None))
+
 FLUX = Family(
     name="flux",
-    pipelines=("FluxPipeline",),
+    pipelines=("FluxPipeline", "FluxModularPipeline"),
     modality="image",
     tasks=("text-to-image",),
     refused=(("guidance_scale", "transformer", "guidance_embeds"),),
+    companions=_COMPANIONS,
 )
 
 FLUX_KONTEXT = Family(
     name="flux-kontext",
     pipelines=("FluxKontextPipeline",),
     modality="image",
+    companions=_COMPANIONS,
     tasks=("image-to-image", "text-to-image"),
 )
 

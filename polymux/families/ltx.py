@@ -12,6 +12,17 @@ LTX_VIDEO = Family(
     fps=25.0,
 )
 
+LTX_VIDEO_I2V = Family(
+    name="ltx-video-i2v",
+    pipelines=("LTXImageToVideoPipeline",),
+    modality="video",
+    tasks=("image-to-video",),
+    size_multiple=32,
+    frames_multiple=8,
+    fps=25.0,
+    media=(("image", 1),),
+)
+
 LTX_2 = Family(
     name="ltx-2",
     pipelines=("LTX2Pipeline",),
@@ -24,5 +35,6 @@ LTX_2 = Family(
 
 FAMILIES = (
     LTX_VIDEO,
+    LTX_VIDEO_I2V,
     LTX_2,
 )

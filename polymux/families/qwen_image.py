@@ -12,7 +12,7 @@ _COMPANIONS = (("true_cfg_scale", "negative_prompt", " "),)
 
 QWEN_IMAGE = Family(
     name="qwen-image",
-    pipelines=("QwenImagePipeline",),
+    pipelines=("QwenImagePipeline", "QwenImageModularPipeline"),
     modality="image",
     tasks=("text-to-image",),
     padding=(_PROMPT,),
@@ -40,6 +40,7 @@ QWEN_IMAGE_LAYERED = Family(
     refused=_REFUSED,
     companions=_COMPANIONS,
     media=(("image", 1),),
+    alpha=True,
 )
 
 FAMILIES = (QWEN_IMAGE, QWEN_IMAGE_EDIT, QWEN_IMAGE_LAYERED)

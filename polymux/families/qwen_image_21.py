@@ -10,6 +10,7 @@ QWEN_IMAGE_2_1 = Family(
     merge=frozenset({"encoder", "decoder"}),
     unmerged_because="each of its requests carries a key-value cache through the steps",
     collect_guidance=False,
+    companions=(("true_cfg_scale", "negative_prompt", " "), ("negative_prompt", "true_cfg_scale", None)),
 )
 
 FAMILIES = (QWEN_IMAGE_2_1,)

@@ -25,7 +25,34 @@ SD3 = Family(
     tasks=("text-to-image",),
 )
 
+SD15_IMG2IMG = Family(
+    name="sd15-img2img",
+    pipelines=("StableDiffusionImg2ImgPipeline",),
+    modality="image",
+    tasks=("image-to-image",),
+    media=(("image", 1),),
+)
+
+SD15_INPAINT = Family(
+    name="sd15-inpaint",
+    pipelines=("StableDiffusionInpaintPipeline",),
+    modality="image",
+    tasks=("inpainting",),
+    media=(("image", 1), ("mask_image", 1)),
+)
+
+SDXL_IMG2IMG = Family(
+    name="sdxl-img2img",
+    pipelines=("StableDiffusionXLImg2ImgPipeline",),
+    modality="image",
+    tasks=("image-to-image",),
+    media=(("image", 1),),
+)
+
 FAMILIES = (
+    SD15_IMG2IMG,
+    SD15_INPAINT,
+    SDXL_IMG2IMG,
     SD15,
     SDXL,
     SD3,

@@ -4,7 +4,7 @@ from polymux.families.base import Family
 
 WAN = Family(
     name="wan",
-    pipelines=("WanPipeline",),
+    pipelines=("WanPipeline", "WanModularPipeline"),
     modality="video",
     tasks=("text-to-video",),
     size_multiple=16,
