@@ -22,6 +22,7 @@ from polymux.diffusion.pipeline_call import CallShape, call_arguments, declared_
 from polymux.diffusion.runner import Runner
 from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
 from polymux.diffusion.step_scheduler import StepScheduler
+from polymux.engine.cached_loader import cached_loader
 from polymux.engine.device import resolve_device
 from polymux.engine.job import Job, randomness_of
 from polymux.engine.warmup import warmup_request
@@ -29,6 +30,7 @@ from polymux.errors import GenerationError, InvalidRequestError, PolymuxError, R
 from polymux.loading import auto_dtype, load_pipeline
 from polymux.memory.place import place
 from polymux.memory.residency import Tenant
+from polymux.memory.runtime_cache.mapped import Mapping
 from polymux.request import Capabilities, Event, Failed, Finished, Media, Request, StageStats
 from polymux.validation import validate
 
@@ -46,16 +48,21 @@ class DiffusionEngine:
             torch.set_num_threads(config.device.num_threads)
         dtype = auto_dtype(config.model.dtype, device)
         first = torch.device("cpu") if config.memory.offloads else device
-        return cls(config, load_pipeline(config.model, first, dtype, components=components), device)
+        cached = cached_loader(config)
+        pipeline = load_pipeline(config.model, first, dtype, components=components, cached=cached)
+        return cls(config, pipeline, device, cached.mappings if cached is not None else None)
 
-    def __init__(self, config: EngineConfig, pipeline: Any, device: torch.device) -> None:
-        """An engine for a pipeline that is loaded already, with its modules on the host or on `device`."""
+    def __init__(
+        self, config: EngineConfig, pipeline: Any, device: torch.device, mappings: dict[str, Mapping] | None = None
+    ) -> None:
+        """An engine for a pipeline that is loaded already, with its modules on the host or on `device`. `mappings`: of
+        components that are mapped from the runtime cache."""
         self.config, self.pipeline, self.device = config, pipeline, device
         self.family = declared_family(pipeline)
         self.shape = CallShape.of(pipeline, self.family.modality)
         self.components = components_of(pipeline.components.items(), self.family.denoisers)
         tenants = [Tenant(c.name, c.role, c.module, self._blocks(c)) for c in self.components]
-        self.weights = place(tenants, config.memory, device)
+        self.weights = place(tenants, config.memory, device, mappings=mappings)
         self.described = describe(pipeline, self.family, self.shape)
         self.max_sessions = config.scheduler.max_num_seqs
         merger = Merger(self.family.padding, self.family.shared)

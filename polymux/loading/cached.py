@@ -1,4 +1,4 @@
-"""Components on the host by way of the runtime cache: loaded once per host, mapped by every engine.
+"""Denoisers on the host by way of the runtime cache: loaded once per host, mapped by every engine.
 
 If the cache has a component's final weights, the model is built without any and gets all its tensors from there; no
 weight file of the checkpoint is read. Otherwise it is loaded as always and, if the cache takes it, written; then it too
@@ -17,6 +17,7 @@ import diffusers
 import torch
 
 from polymux.errors import CacheError, ConfigError
+from polymux.families.base import UNKNOWN
 from polymux.loading.component import Part, load_model, place
 from polymux.loading.dummy import SEED, STD, dummy_model
 from polymux.loading.empty import empty_diffusers_model
@@ -37,26 +38,23 @@ HOST = torch.device("cpu")
 
 
 class CachedLoader:
-    """Loads the components that `wanted` says yes to. `mappings` has the memory of those that are mapped, by name;
-    whoever streams from it takes it over."""
+    """Loads the denoisers of one pipeline. `mappings` has the memory of those that are mapped, by name; whoever streams
+    from it takes it over."""
 
     def __init__(
-        self,
-        cache: RuntimeCache,
-        wanted: Callable[[str], bool],
-        *,
-        label: str,
-        declared: Sequence[str] = (),
-        making: torch.device = HOST,
+        self, cache: RuntimeCache, is_denoiser: Callable[[str], bool], *, label: str, making: torch.device = HOST
     ) -> None:
-        """`label`: the model's name, for people. `declared`: the containers of blocks, for `block_paths`. `making`:
-        where random weights are made."""
-        self.wanted = wanted
-        self._label = label
+        """`is_denoiser`: by a component's name, where the family does not say so. `label`: the model's name, for
+        people. `making`: where random weights are made."""
+        self.family = UNKNOWN  # until it is known
         self.mappings: dict[str, Mapping] = {}
         self._cache = cache
-        self._declared = declared
+        self._is_denoiser = is_denoiser
+        self._label = label
         self._making = making
+
+    def wants(self, part: Part) -> bool:
+        return part.has_weights and (part.name in self.family.denoisers or self._is_denoiser(part.name))
 
     def load(
         self, part: Part, weights: Weights, dtype: torch.dtype, flags: LoadFlags, read_ahead: Callable[[], None]
@@ -92,7 +90,7 @@ class CachedLoader:
             return place(part.name, load(), HOST)
         with reading(f"{part.folder}: {part.name} ({part.cls.__name__})"):
             empty = empty_diffusers_model(part.cls, config, dtype)
-        blocks = block_paths(empty, self._declared)
+        blocks = block_paths(empty, self.family.blocks)
         if not blocks:
             logger.warning("runtime cache: %s: not cached: which of its parts are blocks is not known", part.name)
             return place(part.name, load(), HOST)

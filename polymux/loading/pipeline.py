@@ -18,6 +18,7 @@ import torch
 
 from polymux.config import ModelConfig
 from polymux.errors import CheckpointError, ConfigError
+from polymux.families import family_of
 from polymux.loading.cached import CachedLoader
 from polymux.loading.classic import ClassicPlan
 from polymux.loading.component import Part, load_model, load_plain, place
@@ -38,6 +39,7 @@ Pipeline: TypeAlias = "diffusers.DiffusionPipeline | diffusers.ModularPipeline"
 class Plan(Protocol):
     """The parts of one pipeline, and how they are put together."""
 
+    class_name: str
     parts: list[Part]
 
     def assemble(self, made: Mapping[str, object]) -> Pipeline: ...
@@ -53,7 +55,7 @@ def load_pipeline(
 ) -> Pipeline:
     """Load a pipeline: every component on `device`, in eval mode, without gradients and progress bars.
 
-    `components` are ready-made ones by name, used in place of the checkpoint's. `cached` loads some components through
+    `components` are ready-made ones by name, used in place of the checkpoint's. `cached` loads the denoisers, by way of
     the runtime cache; they are on the host, so `device` must be the CPU. Raises CheckpointError if the checkpoint is
     missing, incomplete or inconsistent, and ConfigError if the settings ask for what cannot be.
     """
@@ -62,6 +64,8 @@ def load_pipeline(
     folder = resolve(config)
     with quiet():
         plan = _plan(folder, config, options)
+        if cached is not None:
+            cached.family = family_of(plan.class_name)
         if config.load_format == "dummy":
             made = _make_up(plan.parts, device, dtype, cached)
         else:
@@ -128,7 +132,7 @@ def _make_up(
     for part in parts:
         if not part.has_weights:
             made[part.name] = load_plain(part)
-        elif cached is not None and cached.wanted(part.name):
+        elif cached is not None and cached.wants(part):
             made[part.name] = cached.make_up(part, dtype)
         else:
             made[part.name] = dummy_model(part, device, dtype)
@@ -152,7 +156,7 @@ def _load(
         raise CheckpointError(f"no component has weights of the variant {flags.variant!r}")
     made: dict[str, object] = {part.name: load_plain(part) for part in parts if not part.has_weights}
     if cached is not None:
-        for part in [part for part in parts if part.has_weights and cached.wanted(part.name)]:
+        for part in filter(cached.wants, parts):
             files = weights[part.name].files
             made[part.name] = cached.load(part, weights[part.name], dtype, flags, partial(ahead.queue, files))
     models = [part for part in parts if part.name not in made]

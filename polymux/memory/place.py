@@ -9,21 +9,28 @@ import torch
 import torch.distributed as dist
 
 from polymux.config import MemoryConfig
+from polymux.memory.backing import HostBacking
 from polymux.memory.base import HostBlocks
 from polymux.memory.gather_blocks import GatherBlocks
 from polymux.memory.layout import layout_of
 from polymux.memory.measure import bandwidth, limit_bytes
-from polymux.memory.plan import plan
+from polymux.memory.plan import GIB, plan
 from polymux.memory.residency import MakeBlocks, Residency, Tenant, private_blocks
+from polymux.memory.runtime_cache.mapped import Mapping
 
 log = logging.getLogger(__name__)
 
 
 def place(
-    tenants: Sequence[Tenant], config: MemoryConfig, device: torch.device, group: dist.ProcessGroup | None = None
+    tenants: Sequence[Tenant],
+    config: MemoryConfig,
+    device: torch.device,
+    group: dist.ProcessGroup | None = None,
+    mappings: dict[str, Mapping] | None = None,
 ) -> Residency:
     """Place the components, which are on the host or on the device. `group`: the ranks that may share the host copy of
-    the blocks. Raises ConfigError for what cannot be."""
+    the blocks. `mappings`: of components that are mapped from the runtime cache. Raises ConfigError for what cannot be.
+    """
     limit = None
     if config.gpu_memory_limit_gib is not None:
         limit = limit_bytes(config.gpu_memory_limit_gib, device)
@@ -32,14 +39,16 @@ def place(
     if limit is not None and device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(limit / total, 1.0), device)
-    made = Residency(tenants, chosen, device, _host_side(config, group))
+    made = Residency(tenants, chosen, device, _host_side(config, group, mappings or {}))
     log.info("%s", made.describe())
     return made
 
 
-def _host_side(config: MemoryConfig, group: dist.ProcessGroup | None) -> MakeBlocks:
-    shared = config.enable_distributed_layerwise_offload and config.dlo_use_allgather is not False
-    if group is None or group.size() == 1 or not shared:
+def _host_side(config: MemoryConfig, group: dist.ProcessGroup | None, mappings: dict[str, Mapping]) -> MakeBlocks:
+    complete = config.dlo_use_allgather is False or config.dlo_enable_runtime_cache
+    if config.enable_distributed_layerwise_offload and complete:
+        return HostBacking(mappings, int(config.dlo_runtime_cache_pin_limit_gib * GIB))
+    if group is None or group.size() == 1 or not config.enable_distributed_layerwise_offload:
         return private_blocks
     ranks = group
 

@@ -8,6 +8,7 @@ process, as writing to a constant of a program does.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import mmap
 import os
@@ -71,7 +72,8 @@ class CudaRegistrar:
 
 
 class Mapping:
-    """The memory of one entry. `memory` is the whole file (uint8); `layout` says what its blocks hold."""
+    """The memory of one entry. `memory` is the whole file (uint8), in which the blocks begin at `offsets`; `layout`
+    says what they hold."""
 
     _never_unmapped: ClassVar[list[torch.Tensor]] = []
 
@@ -85,8 +87,8 @@ class Mapping:
             self.memory = torch.frombuffer(mapped, dtype=torch.uint8)
         self.name = entry.path.name
         self.layout = module_layout(entry.layout)
-        rest, *blocks = (block.offset for block in entry.layout.placed)
-        self._rest, self._blocks = rest, blocks
+        self._rest, *self.offsets = (block.offset for block in entry.layout.placed)
+        self._file: io.FileIO | None = io.FileIO(os.dup(fd))
         self._registrar: Registrar | None = None
 
     @property
@@ -96,8 +98,13 @@ class Mapping:
 
     def image(self, index: int) -> torch.Tensor:
         """The bytes of a block (uint8)."""
-        start = self._blocks[index]
+        start = self.offsets[index]
         return self.memory[start : start + self.layout.blocks[index].nbytes]
+
+    def fileno(self) -> int:
+        """The file, open for reading; closed with the mapping."""
+        assert self._file is not None
+        return self._file.fileno()
 
     @property
     def registered(self) -> bool:
@@ -136,6 +143,9 @@ class Mapping:
             self._registrar.synchronize()
             self._unregister()
         self.memory = torch.empty(0, dtype=torch.uint8)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _unregister(self) -> None:
         assert self._registrar is not None

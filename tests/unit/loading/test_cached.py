@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from polymux.config import ModelConfig
+from polymux.diffusion.component import Role, role_of
 from polymux.loading import cached, load_pipeline
 from polymux.loading.cached import CachedLoader
 from polymux.memory.runtime_cache import CacheSettings, RuntimeCache
@@ -48,9 +49,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def loader(root: Path, **settings: Any) -> CachedLoader:
+def loader(root: Path, role: Role = "denoiser", **settings: Any) -> CachedLoader:
     cache = RuntimeCache(CacheSettings(root=root, threads=2, **settings))
-    return CachedLoader(cache, lambda name: name.startswith(("transformer", "unet")), label="tiny")
+    return CachedLoader(cache, lambda name: role_of(name) == role, label="tiny")
 
 
 def load(folder: Path, cached: CachedLoader | None = None, dtype: torch.dtype = torch.float32, **config: Any) -> Any:
@@ -210,9 +211,9 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_sharing(
 def test_a_model_without_known_blocks_is_loaded_as_always(
     tiny_checkpoint: Checkpoint, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = loader(root)
-    folder = tiny_checkpoint("stable-audio")
-    assert_same(load(folder, own).transformer, load(folder).transformer)
+    own = loader(root, "decoder")
+    folder = tiny_checkpoint("qwen-image")
+    assert_same(load(folder, own).vae, load(folder).vae)
     assert "which of its parts are blocks is not known" in caplog.text
     assert not own.mappings
 
@@ -220,8 +221,7 @@ def test_a_model_without_known_blocks_is_loaded_as_always(
 def test_what_is_not_a_diffusers_model_is_loaded_as_always(
     tiny_checkpoint: Checkpoint, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = loader(root)
-    own.wanted = lambda name: name == "text_encoder"
+    own = loader(root, "encoder")
     folder = tiny_checkpoint("sdxl")
     assert_same(load(folder, own).text_encoder, load(folder).text_encoder)
     assert "not an unquantized model of diffusers" in caplog.text
