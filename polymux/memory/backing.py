@@ -21,7 +21,7 @@ from polymux.memory.byte_source import FileBytes, TensorBytes
 from polymux.memory.layout import layout_of, tensor_at
 from polymux.memory.residency import Tenant, private_blocks
 from polymux.memory.runtime_cache.mapped import CudaRegistrar, MappedBlocks, Mapping
-from polymux.memory.staging import StagedBlocks
+from polymux.memory.staging import StagedBlocks, StagingSettings
 
 
 class HostBacking:
@@ -60,10 +60,10 @@ def cached_blocks(mapping: Mapping, device: torch.device, pin_limit: int) -> Hos
     return staged
 
 
-def staged_entry(mapping: Mapping, device: torch.device) -> StagedBlocks:
+def staged_entry(mapping: Mapping, device: torch.device, settings: StagingSettings | None = None) -> StagedBlocks:
     """The blocks of a cache entry, read from its file. The file stays in use; the mapping may be closed."""
     source = FileBytes(mapping.layout, f"of runtime cache {mapping.name}", mapping.fileno(), mapping.offsets)
-    return StagedBlocks(source, device)
+    return StagedBlocks(source, device, settings)
 
 
 def is_file_mapped(module: torch.nn.Module, layout: Layout) -> bool:
