@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from polymux.memory.layout import bind, let_go, move_others, pack, whole_image
+from polymux.memory.layout import bind, image_of, let_go, move_others, pack
 from polymux.memory.pinned import PinnedBuffer
 
-# Smaller tensors stay on the device. They are next to nothing, and the ones that pipelines look at outside of calls
-# (norms, statistics, position ids) are among them.
+# Smaller parameters stay on the device, and so do buffers. They are next to nothing, and what pipelines read past the
+# engine (norms, statistics, learnt latents) is among them.
 SMALL = 64 * 2**10  # bytes
 
 
@@ -98,7 +98,8 @@ class _Member:
     """One module and its image on the host."""
 
     def __init__(self, module: torch.nn.Module, device: torch.device, offset: int) -> None:
-        self.module, self.image = module, whole_image(module, smallest=SMALL)
+        parameters = module.named_parameters(remove_duplicate=False)
+        self.module, self.image = module, image_of((name, p) for name, p in parameters if p.nbytes >= SMALL)
         self.loaded = False
         self._device, self._offset = device, offset
         self._host = PinnedBuffer(self.image.nbytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from polymux.memory.base import Image
-from polymux.memory.layout import bind, let_go, pack, whole_image
+from polymux.memory.layout import all_tensors, bind, image_of, let_go, pack
 from polymux.memory.pinned import PinnedBuffer
 
 
@@ -20,7 +20,7 @@ class Kept:
         """Move to the host. Raises ConfigError for tensors that cannot be moved, such as those of quantized layers."""
         if self._parked is not None:
             return
-        image = self._image or whole_image(self._module)
+        image = self._image or image_of(all_tensors(self._module))
         buffer = PinnedBuffer(image.nbytes)
         if self._device.type == "cuda":
             buffer.pin()

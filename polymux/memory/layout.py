@@ -34,13 +34,12 @@ def layout_of(module: torch.nn.Module, blocks: Sequence[str]) -> Layout:
     return Layout(tuple(images[:-1]), images[-1])
 
 
-def whole_image(module: torch.nn.Module, *, smallest: int = 0) -> Image:
-    """One image of all tensors of `module` with at least `smallest` bytes."""
+def image_of(named: Iterable[tuple[str, torch.Tensor]]) -> Image:
+    """One image of these tensors of a module. Raises ConfigError."""
     tensors: dict[int, tuple[list[str], torch.Tensor]] = {}
-    for name, tensor in all_tensors(module):
-        if tensor.nbytes >= smallest:
-            check_plain(name, tensor)
-            tensors.setdefault(id(tensor), ([], tensor))[0].append(name)
+    for name, tensor in named:
+        check_plain(name, tensor)
+        tensors.setdefault(id(tensor), ([], tensor))[0].append(name)
     return _image("", [(tuple(names), tensor) for names, tensor in tensors.values()])
 
 
