@@ -152,7 +152,7 @@ class MemoryConfig(Checked):
         False, "layerwise, for several ranks or several engines of one host"
     )
     gpu_memory_limit_gib: float | Literal["auto"] | None = knob(
-        None, "use at most this much device memory and choose what to offload; auto: what is free", minimum=0.001
+        None, "use at most this much device memory and choose what to offload; auto: what is free", minimum=0
     )
     dlo_resident_layers: int = knob(0, "layerwise: this many blocks stay on the device", minimum=0)
     dlo_prefetch_layers: int = knob(
