@@ -170,7 +170,7 @@ def main() -> None:
     try:
         module = make(arguments.blocks, int(arguments.gib * 2**30) // arguments.blocks)
         published(cache, identity, module)
-        expected = [module.get_submodule(path).matrix.data for path in paths]
+        expected = [module.get_parameter(f"{path}.matrix").data for path in paths]
         report = Report(expected, device)
         report.add("private pinned", PrivateBlocks(twin(module), layout_of(module, paths), device))
         with opened(cache, identity) as entry:

@@ -14,6 +14,7 @@ import mmap
 import os
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, Protocol
 
 import torch
@@ -25,6 +26,9 @@ from polymux.memory.runtime_cache.entry import Entry
 from polymux.memory.runtime_cache.packing import module_layout
 
 logger = logging.getLogger(__name__)
+
+_PROBES = 256  # places at which a file is looked at to see whether it is in the page cache
+_READERS, _PIECE = 8, 16 * 2**20  # threads and bytes
 
 
 class Registrar(Protocol):
@@ -79,7 +83,6 @@ class Mapping:
 
     def __init__(self, entry: Entry) -> None:
         fd, size = entry.file.fileno(), entry.layout.file_size
-        os.posix_fadvise(fd, 0, size, os.POSIX_FADV_WILLNEED)  # what is not in the page cache is read in large pieces
         mapped = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
@@ -123,6 +126,7 @@ class Mapping:
                 *(self.name, size / 2**30, limit / 2**30),
             )
             return False
+        _read_in(self.fileno(), size)
         status = registrar.register(self.memory)
         if status != 0:
             logger.warning("runtime cache: %s cannot be registered: CUDA error %d", self.name, status)
@@ -155,6 +159,21 @@ class Mapping:
             self._never_unmapped.append(self.memory)
             raise PinnedMemoryError(f"runtime cache: {self.name} cannot be unregistered: CUDA error {status}")
         self._registrar = None
+
+
+def _read_in(fd: int, size: int) -> None:
+    """Bring a file into the page cache, by several threads. Registering would read it too, but page by page; samples
+    tell whether there is anything to read."""
+    probe = bytearray(1)
+    try:
+        for at in range(0, size, -(-size // _PROBES)):
+            os.preadv(fd, [probe], at, os.RWF_NOWAIT)
+    except BlockingIOError:
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="polymux-read") as pool:
+            for at in range(0, size, _PIECE):
+                pool.submit(os.pread, fd, _PIECE, at)  # an error shows again when the device wants the pages
+    except OSError:
+        return  # a file system that cannot say: only slower
 
 
 class MappedBlocks:

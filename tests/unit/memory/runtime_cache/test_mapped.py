@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +71,21 @@ def test_a_mapping_is_registered_and_shut_down_in_order(entry: Entry, store: Sto
     mapping.close()
     assert driver.asked == ["register", "synchronize", "unregister"]
     assert not in_use(store)
+
+
+def test_a_cold_file_is_read_in_before_it_is_registered(entry: Entry) -> None:
+    fd, size = entry.file.fileno(), entry.layout.file_size
+    os.posix_fadvise(fd, 0, size, os.POSIX_FADV_DONTNEED)
+
+    class Looking(Driver):
+        def register(self, memory: torch.Tensor) -> int:
+            for at in range(0, size, 4096):
+                os.preadv(fd, [bytearray(1)], at, os.RWF_NOWAIT)  # raises unless the page is in memory
+            return super().register(memory)
+
+    mapping = Mapping(entry)
+    assert mapping.register(Looking(), NO_LIMIT)
+    mapping.close()
 
 
 def test_what_is_over_the_budget_is_not_registered_at_all(entry: Entry, caplog: pytest.LogCaptureFixture) -> None:
