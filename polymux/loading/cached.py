@@ -48,7 +48,7 @@ class CachedLoader:
         people. `making`: where random weights are made."""
         self.family = UNKNOWN  # until it is known
         self.mappings: dict[str, Mapping] = {}
-        self._cache = cache
+        self.cache = cache
         self._is_denoiser = is_denoiser
         self._label = label
         self._making = making
@@ -96,6 +96,8 @@ class CachedLoader:
             return place(part.name, load(), HOST)
 
         def identity() -> Identity:
+            # Whatever else comes to change a component's tensors between the files and the end of `load` (adapters that
+            # are fused, quantization, a tensor-parallel part) must be named here as well.
             return Identity(
                 model_class=f"{part.cls.__module__}.{part.cls.__qualname__}",
                 sources=source_files(part.folder, files),
@@ -105,7 +107,7 @@ class CachedLoader:
                 made_up=made_up,
             )
 
-        with self._cache.turn(identity()) as turn:
+        with self.cache.turn(identity()) as turn:
             if turn.entry is not None and self._take(part, empty, turn.entry):
                 logger.info("%s: mapped in %.2f s", part.name, time.perf_counter() - start)
                 return place(part.name, empty, HOST)

@@ -17,7 +17,6 @@ from typing import Self
 
 import torch
 
-from polymux.errors import PolymuxError
 from polymux.memory.byte_source import ByteSource
 
 
@@ -144,6 +143,6 @@ class ReadAhead:
                 if piece.buffer.sent is not None:
                     piece.buffer.sent.synchronize()
                 self._source.read(piece.index, piece.offset, piece.memory)
-            except (PolymuxError, RuntimeError, OSError, ValueError) as error:
+            except Exception as error:  # raised again in the owner's thread, which must not wait forever
                 piece.error = error
             piece.done.set()

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from polymux.errors import PolymuxError
 from polymux.memory.base import PAGE, Layout
 from polymux.memory.byte_source import ByteSource
 from polymux.memory.layout import align
@@ -119,7 +118,7 @@ class StagedBlocks:
                     continue
                 try:
                     self._send(order)
-                except (PolymuxError, RuntimeError) as error:  # belongs to whoever waits for this block
+                except Exception as error:  # raised again in the thread that waits, which must not wait forever
                     order.error = error
                 order.sent.set()
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from polymux.config import EngineConfig
+from polymux.engine.cached_loader import cached_loader
 from polymux.engine.diffusion_engine import DiffusionEngine
 from polymux.loading import cached
 from polymux.media.wire import from_wire
@@ -62,3 +63,23 @@ def test_two_engines_share_what_one_has_loaded(
     assert all(entry.in_use for entry in store.entries())
     second.close()
     assert not any(entry.in_use for entry in store.entries())
+
+
+def test_the_flags_are_the_settings(tmp_path: Path) -> None:
+    loader = cached_loader(
+        EngineConfig.from_flat(
+            model="some/model",
+            enable_distributed_layerwise_offload=True,
+            dlo_enable_runtime_cache=True,
+            dlo_runtime_cache_dir=str(tmp_path),
+            dlo_runtime_cache_lock_timeout=7.0,
+            dlo_runtime_cache_limit_gib=1.5,
+            dlo_runtime_cache_verify="full",
+            num_weight_load_threads=3,
+        )
+    )
+    assert loader is not None
+    assert loader.cache.settings == CacheSettings(
+        root=tmp_path, lock_timeout_s=7.0, limit=3 * 2**29, verify_full=True, threads=3
+    )
+    assert cached_loader(EngineConfig.from_flat(model="some/model")) is None

@@ -55,11 +55,9 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> ByteSource:
         return FileBytes(layout, file.name, stream.fileno(), offsets)
 
 
-@pytest.fixture(params=[(1, 1, 0), (1000, 3, 1), (1 << 20, 2, 4)], ids=["one byte", "pieces", "whole blocks"])
+@pytest.fixture(params=[(97, 1, 0), (1000, 3, 1), (1 << 20, 2, 4)], ids=["crumbs", "pieces", "whole blocks"])
 def staged(source: ByteSource, request: pytest.FixtureRequest) -> Iterator[StagedBlocks]:
     piece, threads, spare = request.param
-    if piece == 1:
-        piece = 97  # not that slow
     blocks = StagedBlocks(source, CPU, StagingSettings(piece_bytes=piece, threads=threads, spare_pieces=spare))
     yield blocks
     blocks.close()
@@ -141,6 +139,25 @@ def test_a_file_that_is_cut_off_while_in_use_is_an_error_and_no_block(tmp_path: 
         blocks.fetch(0, slot, None).wait()
         assert_tensors(layout, 0, slot)
         blocks.close()
+
+
+def test_an_error_of_any_kind_reaches_whoever_waits() -> None:
+    class Broken(TensorBytes):
+        def read(self, index: int, offset: int, out: torch.Tensor) -> None:
+            raise KeyError(index)
+
+    module = model()
+    blocks = StagedBlocks(Broken(module, images(module)[0], "nothing"), CPU, StagingSettings(threads=1))
+    with pytest.raises(KeyError):
+        blocks.fetch(0, torch.empty(blocks.slot_bytes, dtype=torch.uint8), None).wait()
+    blocks.close()
+    blocks = StagedBlocks(TensorBytes(module, images(module)[0], "tensors"), CPU, StagingSettings(threads=1))
+    with pytest.raises(RuntimeError, match="size"):
+        blocks.fetch(0, torch.empty(3, dtype=torch.uint8), None).wait()
+    slot = torch.empty(blocks.slot_bytes, dtype=torch.uint8)
+    blocks.fetch(0, slot, None).wait()
+    assert_tensors(blocks.layout, 0, slot)
+    blocks.close()
 
 
 def test_only_host_memory_can_be_staged() -> None:
