@@ -29,11 +29,21 @@ class Weights(Protocol):
     def after(self, name: str) -> None: ...
 
 
+class InPlace:
+    """Weights that are where they are needed, always."""
+
+    def before(self, name: str) -> None:
+        return None
+
+    def after(self, name: str) -> None:
+        return None
+
+
 class Runner:
     """Executes calls and counts them. `unmergeable` names the components that proved so."""
 
-    def __init__(self, merger: Merger, device: torch.device, weights: Weights) -> None:
-        self.merger, self.device, self.weights = merger, device, weights
+    def __init__(self, merger: Merger, device: torch.device, weights: Weights | None = None) -> None:
+        self.merger, self.device, self.weights = merger, device, weights or InPlace()
         self.unmergeable: set[str] = set()
         self.runs: dict[str, int] = {}  # calls that ran, by component
         self.answered: dict[str, int] = {}  # sessions' calls that these answered, by component

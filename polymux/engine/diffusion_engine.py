@@ -11,26 +11,33 @@ import time
 import traceback
 from typing import Any
 
+import msgspec
 import torch
 
 from polymux.config import EngineConfig
 from polymux.diffusion.call import Call
-from polymux.diffusion.component import Component, components_of
+from polymux.diffusion.component import Component
 from polymux.diffusion.merging import Merger
 from polymux.diffusion.outputs import media_of, sample_rate_of
-from polymux.diffusion.pipeline_call import CallShape, call_arguments, declared_family, describe
-from polymux.diffusion.runner import Runner
+from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe
+from polymux.diffusion.runner import InPlace, Runner
 from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
 from polymux.diffusion.step_scheduler import StepScheduler
-from polymux.engine.cached_loader import cached_loader
 from polymux.engine.device import resolve_device
 from polymux.engine.job import Job, randomness_of
+from polymux.engine.model import Model
 from polymux.engine.warmup import warmup_request
-from polymux.errors import GenerationError, InvalidRequestError, PolymuxError, RequestAbortedError, from_info
-from polymux.loading import auto_dtype, load_pipeline
-from polymux.memory.place import place
-from polymux.memory.residency import Tenant
-from polymux.memory.runtime_cache.mapped import Mapping
+from polymux.errors import (
+    GenerationError,
+    InvalidRequestError,
+    NotReadyError,
+    OutOfMemoryError,
+    PolymuxError,
+    RequestAbortedError,
+    from_info,
+)
+from polymux.memory.measure import release, used_bytes
+from polymux.memory.residency import Residency
 from polymux.request import Capabilities, Event, Failed, Finished, Media, Request, StageStats
 from polymux.validation import validate
 
@@ -46,24 +53,28 @@ class DiffusionEngine:
         device = resolve_device(config.device.device)
         if config.device.num_threads is not None:
             torch.set_num_threads(config.device.num_threads)
-        dtype = auto_dtype(config.model.dtype, device)
-        first = torch.device("cpu") if config.memory.offloads else device
-        cached = cached_loader(config)
-        pipeline = load_pipeline(config.model, first, dtype, components=components, cached=cached)
-        return cls(config, pipeline, device, cached.mappings if cached is not None else None)
+        given = dict(components or {})
+        model = Model.load(config, device, given)
+        return cls(config, model.pipeline, device, model=model, given=given)
 
     def __init__(
-        self, config: EngineConfig, pipeline: Any, device: torch.device, mappings: dict[str, Mapping] | None = None
+        self,
+        config: EngineConfig,
+        pipeline: Any,
+        device: torch.device,
+        *,
+        model: Model | None = None,
+        given: dict[str, object] | None = None,
     ) -> None:
-        """An engine for a pipeline that is loaded already, with its modules on the host or on `device`. `mappings`: of
-        components that are mapped from the runtime cache."""
-        self.config, self.pipeline, self.device = config, pipeline, device
-        self.family = declared_family(pipeline)
+        """An engine for a pipeline that is loaded already, with its modules on the host or on `device`. `model` is what
+        has been made of it, if it has; `given` are the parts that its checkpoint lacks."""
+        self.config, self.device, self.given = config, device, given or {}
+        self.asleep = 0  # the level
+        self.model: Model | None = model or Model.of(config, pipeline, device)
+        self.family = self.model.family
         self.shape = CallShape.of(pipeline, self.family.modality)
-        self.components = components_of(pipeline.components.items(), self.family.denoisers)
-        tenants = [Tenant(c.name, c.role, c.module, self._blocks(c)) for c in self.components]
-        self.weights = place(tenants, config.memory, device, mappings=mappings)
-        self.described = describe(pipeline, self.family, self.shape)
+        described = describe(pipeline, self.family, self.shape)
+        self.described = msgspec.structs.replace(described, storage=self.model.weights.describe())
         self.max_sessions = config.scheduler.max_num_seqs
         merger = Merger(self.family.padding, self.family.shared)
         self.runner = Runner(merger, self.device, self.weights)
@@ -76,11 +87,28 @@ class DiffusionEngine:
         )
         collect = self.family.collect_guidance and self.max_sessions > 1
         self.settings = SessionSettings(self.device, ResultSpecs(), collect)
-        for component in self.components:
-            component.attach()
         self.jobs: dict[str, Job] = {}
         self.events: list[Event] = []
         self.totals = {"steps": 0.0, "encode": 0.0, "denoise": 0.0, "decode": 0.0}  # of sessions that have ended
+
+    @property
+    def loaded(self) -> Model:
+        """The model. Raises NotReadyError while there is none."""
+        if self.model is None:
+            raise NotReadyError("the model is asleep, and its weights are dropped")
+        return self.model
+
+    @property
+    def pipeline(self) -> Any:
+        return self.loaded.pipeline
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        return self.loaded.components
+
+    @property
+    def weights(self) -> Residency:
+        return self.loaded.weights
 
     @property
     def capabilities(self) -> Capabilities:
@@ -105,6 +133,8 @@ class DiffusionEngine:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequestError; then the engine holds nothing of it."""
+        if self.asleep:
+            raise NotReadyError("the model is asleep")
         validate(request, self.described, self.config.limits)
         call_arguments(request, self.shape, self.family)
         self.jobs[request.request_id] = Job(request, randomness_of(request))
@@ -138,12 +168,40 @@ class DiffusionEngine:
     def close(self) -> None:
         for job in list(self.jobs.values()):
             self._fail(job, RequestAbortedError("the engine was closed"))
-        for component in self.components:
-            component.detach()
-        self.weights.close()
+        if self.model is not None:
+            self.model.close()
 
-    def _blocks(self, component: Component) -> tuple[str, ...]:
-        return self.family.blocks if component.role == "denoiser" else ()
+    # Sleep: level 1 moves the weights to the host, level 2 drops the model and loads it again.
+
+    def sleep(self, level: int) -> int:
+        """Give the device's memory back; the bytes that others have of it. Only when the engine is not busy.
+
+        Raises ConfigError, with everything in place, if the weights cannot be moved.
+        """
+        if self.busy or self.asleep:
+            raise NotReadyError("the engine is busy" if self.busy else f"the engine sleeps, at level {self.asleep}")
+        before = used_bytes(self.device)
+        if level == 1:
+            self.weights.sleep()
+        else:
+            self.loaded.close()
+            self.model, self.runner.weights = None, InPlace()
+        self.asleep = level
+        release(self.device)
+        return max(before - used_bytes(self.device), 0)
+
+    def wake_up(self) -> None:
+        """The opposite of `sleep`. Raises what loading raises, and OutOfMemoryError; then it sleeps on."""
+        try:
+            if self.asleep == 1:
+                self.weights.wake()
+            elif self.asleep == 2:
+                self.model = Model.load(self.config, self.device, self.given)
+                self.runner.weights = self.weights
+        except torch.OutOfMemoryError as error:
+            release(self.device)
+            raise OutOfMemoryError(f"there is no room to wake up: {error}") from None
+        self.asleep = 0
 
     def _may_merge(self, call: Call) -> bool:
         component = call.component

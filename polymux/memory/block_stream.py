@@ -67,8 +67,7 @@ class BlockStream:
         """Bind the module's blocks to device memory; the slots are allocated."""
         if self._resident:
             self.source.expect(self._resident)
-        for index in self._resident:
-            self._kept.append(self._load(index))
+        self._kept = [self._load(index) for index in self._resident]
         self._arrange(self._order)
 
     def let_go(self) -> None:

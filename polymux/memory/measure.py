@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from pathlib import Path
@@ -51,9 +52,15 @@ def limit_bytes(limit: float | Literal["auto"], device: torch.device) -> int | N
 
 
 def used_bytes(device: torch.device) -> int:
-    """Memory that this process holds: of the GPU, or for a CPU of the host (resident set)."""
+    """Memory that this process holds: of the GPU, or for a CPU of the host (its resident set)."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(device)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def release(device: torch.device) -> None:
+    """Give memory that is not in use back to the system. Modules refer to themselves in circles, so collect first."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

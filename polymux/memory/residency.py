@@ -125,15 +125,19 @@ class Residency:
             self._exchange.free()
 
     def wake(self) -> None:
-        """The opposite of `sleep`."""
-        for kept in self._kept:
-            kept.unpark()
-        if self._slots is not None:
-            self._slots.allocate()
-        for stream in self._streams.values():
-            stream.bind()
-        if self._exchange is not None:
-            self._exchange.allocate()
+        """The opposite of `sleep`. If it fails, for want of memory, everything sleeps on."""
+        try:
+            for kept in self._kept:
+                kept.unpark()
+            if self._slots is not None:
+                self._slots.allocate()
+            for stream in self._streams.values():
+                stream.bind()
+            if self._exchange is not None:
+                self._exchange.allocate()
+        except BaseException:
+            self.sleep()
+            raise
 
     def close(self) -> None:
         """Give host memory back. The modules are not to be used any more."""
