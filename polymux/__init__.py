@@ -1,4 +1,4 @@
-"""polymux: generative models of text, image, video and audio, served from their checkpoints as they are."""
+"""polymux: generative models of image, video and audio, served from their checkpoints as they are."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -104,8 +104,8 @@ class AsyncOmni:
     async def sleep(self, level: int = 1) -> int:
         """Let requests under way finish, then give the device's memory back; the bytes that others have of it.
 
-        Level 1 keeps the weights on the host, level 2 drops them; `wake_up` has them in place again. Until then requests
-        are refused with NotReadyError. Raises ConfigError if this model cannot.
+        Level 1 keeps the weights on the host, level 2 drops them; `wake_up` has them in place again. Until then
+        requests are refused with NotReadyError. Raises ConfigError if this model cannot.
         """
         return await self._orchestrator.sleep(level)
 

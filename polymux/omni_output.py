@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from polymux.errors import PolymuxError
-from polymux.media.wire import from_wire
+from polymux.media.wire import Array, from_wire
 from polymux.request import Finished, Modality, Request, RequestMetrics
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(kw_only=True)

@@ -14,10 +14,9 @@ import numpy as np
 from PIL import Image
 
 from polymux.errors import InvalidRequestError
-from polymux.media.wire import to_wire
+from polymux.media.wire import Array, to_wire
 from polymux.request import Media, OmniDiffusionSamplingParams, Request
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Medium = Image.Image | Array | tuple[Array, int]  # a picture; frames or sound; sound with its samples per second
 
 

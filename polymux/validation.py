@@ -24,7 +24,7 @@ from polymux.request import (
     Request,
 )
 
-SEEDS = 2**64
+SEEDS = 2**64  # torch takes seeds below this
 MAX_NESTING = 16
 
 # Answered by the engine, so no pipeline needs to take them. All other fields are arguments of the pipeline.
@@ -94,7 +94,8 @@ def _check_names(request: Request, capabilities: Capabilities) -> None:
         if name in capabilities.refused and value != 0:  # a scale of zero asks for what happens anyway
             raise _refuse_argument(request, name, value, capabilities.refused[name])
         if name not in takes:
-            why = f"{capabilities.pipeline} does not take it; it takes {', '.join(sorted(takes))}"
+            honoured = sorted(takes - capabilities.refused.keys())
+            why = f"{capabilities.pipeline} does not take it; it takes {', '.join(honoured)}"
             raise _refuse_argument(request, name, value, why)
     if request.params.output_type == "latent" and "output_type" not in capabilities.arguments:
         raise refuse("output_type", "latent", f"{capabilities.pipeline} cannot return latents; allowed are pil, np")

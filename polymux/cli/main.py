@@ -29,11 +29,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except PolymuxError as error:
         print(f"{chosen.prog}: error: {_one_line(error, chosen)}", file=sys.stderr)
-        return 2 if isinstance(error, (ConfigError, InvalidRequestError)) else 1
+        return exit_code(error)
+
+
+def exit_code(error: PolymuxError) -> int:
+    """2 if the command line asked for what cannot be, 1 if what it asked for went wrong."""
+    return 2 if isinstance(error, (ConfigError, InvalidRequestError)) else 1
 
 
 def _build() -> tuple[Parser, dict[str, Parser]]:
-    parser = Parser(prog="polymux", description="Generative models of text, image, video and audio.")
+    parser = Parser(prog="polymux", description="Serves generative models of image, video and audio.")
     parser.add_argument("--version", action="version", version=f"polymux {VERSION}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     commands: dict[str, Parser] = {}

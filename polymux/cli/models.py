@@ -1,41 +1,91 @@
-"""`polymux models`: the families that polymux has declarations for, and what each can do."""
+"""`polymux models`: the families that polymux has declarations for, and what each can do.
+
+For the terminal, or as Markdown: docs/families.md is what `polymux models --markdown` prints. Knows the declarations
+and nothing of the models behind them.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 
 from polymux.families import all_families
+from polymux.families.base import Family, Padding
+from polymux.request import Modality
 
 HELP = "list the families of models that are known, and what each supports"
-USAGE = "polymux models [--pipelines]"
+USAGE = "polymux models [--pipelines | --markdown]"
 
-_HEADINGS = ("FAMILY", "MAKES", "TASKS", "BATCHED", "NOT BATCHED, BECAUSE")
-_PHASES = ("encoder", "denoiser", "decoder")
+_HEADINGS = ("FAMILY", "MAKES", "TASKS", "MERGED", "NOT MERGED, BECAUSE")
+_ROLES = ("encoder", "denoiser", "decoder")
+
+_SECTIONS: dict[Modality, str] = {"image": "Pictures", "video": "Video", "audio": "Sound"}
+_MARKDOWN_HEADINGS = ("family", "pipelines of diffusers", "tasks", "needs", "merged", "not merged, because", "padded")
+_INTRODUCTION = """\
+# Families
+
+Made by `polymux models --markdown` from the declarations in `polymux/families/`; not edited by hand.
+
+*Merged* names the calls of different requests that run as one. Two calls run as one if their arguments agree in all but
+the batch axis: the same size, number of frames and length of the prompt's embedding. Prompt, seed, guidance scale,
+number of steps and position in them may differ. Most pipelines pad prompts to a fixed length; where they do not,
+*padded* names the arguments that polymux pads (and the mask that goes with each), so that prompts of any length merge.
+What stands under *merged* is proven by `tests/parity`: in company, every family's output is that of diffusers alone.
+
+*Needs* names the input media that a request must bring, and how many of each there may be.
+
+A pipeline of diffusers that is not listed runs too, with its requests interleaved call by call, none merged."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pipelines", action="store_true", help="list the pipeline classes of each family too")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--pipelines", action="store_true", help="list the pipeline classes of each family too")
+    how.add_argument("--markdown", action="store_true", help="print all of it as a Markdown document")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    rows: list[tuple[str, ...]] = [_HEADINGS]
-    pipelines: list[tuple[str, ...]] = [()]
-    for family in sorted(all_families(), key=lambda f: f.name):
-        batched = ", ".join(phase for phase in _PHASES if phase in family.merge) or "-"
-        tasks = ", ".join(family.tasks) or "-"
-        rows.append((family.name, family.modality, tasks, batched, family.unmerged_because or ""))
-        pipelines.append(family.pipelines)
-    for line, names in zip(_table(rows), pipelines, strict=True):
-        print(line)
-        if arguments.pipelines:
-            for name in names:
-                print(f"    {name}")
-    print("\nAny other diffusers pipeline runs too, its requests interleaved, not batched.")
+    families = sorted(all_families(), key=lambda family: family.name)
+    lines = _markdown(families) if arguments.markdown else _text(families, with_pipelines=arguments.pipelines)
+    print("\n".join(lines))
     return 0
 
 
-def _table(rows: list[tuple[str, ...]]) -> Iterable[str]:
+def _text(families: Sequence[Family], with_pipelines: bool) -> Iterator[str]:
+    rows = [_HEADINGS, *((f.name, f.modality, ", ".join(f.tasks), _merged(f), _reason(f)) for f in families)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
+    pipelines: list[tuple[str, ...]] = [(), *(family.pipelines for family in families)]
+    for row, names in zip(rows, pipelines, strict=True):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        if with_pipelines:
+            yield from (f"    {name}" for name in names)
+    yield "\nAny other diffusers pipeline runs too, its requests interleaved, not merged."
+
+
+def _markdown(families: Sequence[Family]) -> Iterator[str]:
+    yield _INTRODUCTION
+    for modality, title in _SECTIONS.items():
+        yield f"\n## {title}\n"
+        yield _row(_MARKDOWN_HEADINGS)
+        yield "|---" * len(_MARKDOWN_HEADINGS) + "|"
+        for f in families:
+            if f.modality == modality:
+                names = "<br>".join(f"`{name}`" for name in f.pipelines)
+                needs = ", ".join(f"`{name}`" + (f" (1 to {most})" if most > 1 else "") for name, most in f.media)
+                padded = "<br>".join(map(_padded, f.padding))
+                yield _row((f"`{f.name}`", names, ", ".join(f.tasks), needs, _merged(f), _reason(f), padded))
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _merged(family: Family) -> str:
+    return ", ".join(role for role in _ROLES if role in family.merge) or "-"
+
+
+def _reason(family: Family) -> str:
+    return family.unmerged_because or ""
+
+
+def _padded(rule: Padding) -> str:
+    return f"{rule.role}: `{rule.argument}`" + (f" (`{rule.mask}`)" if rule.mask is not None else "")

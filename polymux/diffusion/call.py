@@ -6,11 +6,14 @@ whom or where it will run.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from polymux.diffusion.random_state import RandomState
 from polymux.diffusion.timing import Seconds
 from polymux.errors import GenerationError
 
@@ -24,6 +27,7 @@ class CallOwner:
     """Whoever makes calls and is resumed with their results: a session."""
 
     request_id: str
+    random: RandomState  # of the default generators; a component that draws from them draws from the caller's
 
     def wait_for(self, call: Call) -> None:
         """Suspend until `call` has run; raises what it raised."""
@@ -77,6 +81,7 @@ class TorchState:
     """Thread-wide torch settings that belong to the caller: a call runs under those it was made under."""
 
     grad: bool
+    inference: bool
     autocast: bool
     autocast_dtype: torch.dtype
     default_dtype: torch.dtype
@@ -85,16 +90,29 @@ class TorchState:
     def now(cls, device_type: str) -> TorchState:
         return cls(
             torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
             torch.is_autocast_enabled(device_type),
             torch.get_autocast_dtype(device_type),
             torch.get_default_dtype(),
         )
 
     def apply(self, device_type: str) -> None:
+        """All but inference mode, which can only be entered and left."""
         torch.set_grad_enabled(self.grad)
         torch.set_autocast_enabled(device_type, self.autocast)
         torch.set_autocast_dtype(device_type, self.autocast_dtype)
         torch.set_default_dtype(self.default_dtype)
+
+    @contextmanager
+    def active(self, device_type: str) -> Iterator[None]:
+        """Run what follows under these settings; afterwards those of before hold again."""
+        outside = TorchState.now(device_type)
+        with torch.inference_mode(self.inference):
+            self.apply(device_type)
+            try:
+                yield
+            finally:
+                outside.apply(device_type)
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

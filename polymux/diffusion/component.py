@@ -17,6 +17,7 @@ import torch
 from greenlet import getcurrent
 
 from polymux.diffusion.call import Phase
+from polymux.errors import ConfigError
 
 Role = Literal["encoder", "denoiser", "decoder"]
 
@@ -57,6 +58,7 @@ class Entry:
     name: str
     original: Callable[..., Any]
     signature: inspect.Signature
+    own: Callable[..., Any] | None  # what the instance had before, in place of its class's
 
 
 class Component:
@@ -103,31 +105,41 @@ class Component:
 
     def attach(self) -> None:
         for path, entry in self.entries.items():
-            entry.owner.__dict__[entry.name] = _interceptor(self, path, entry)
+            entry.owner.__dict__[entry.name] = Interceptor(self, path, entry)
 
     def detach(self) -> None:
+        """Put back what was there. Once it is detached, a component does nothing more."""
         for entry in self.entries.values():
-            entry.owner.__dict__.pop(entry.name, None)
+            if not isinstance(entry.owner.__dict__.get(entry.name), Interceptor):
+                continue
+            if entry.own is None:
+                del entry.owner.__dict__[entry.name]
+            else:
+                entry.owner.__dict__[entry.name] = entry.own
+        self.entries = {}
 
 
-def _interceptor(component: Component, path: str, entry: Entry) -> Callable[..., Any]:
-    original = entry.original
+class Interceptor:
+    """Takes the place of a component's function."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def __init__(self, component: Component, path: str, entry: Entry) -> None:
+        self.component, self.path, self.original = component, path, entry.original
+        # Libraries look at a forward's name and signature (transformers' generate does).
+        self.__name__, self.__signature__ = entry.name, entry.signature
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         current = getcurrent()
         if isinstance(current, SessionGreenlet):
-            return current.handler(component, path, args, kwargs)
-        return original(*args, **kwargs)
-
-    # Libraries look at a forward's signature and code (transformers' generate does).
-    call.__signature__ = entry.signature  # type: ignore[attr-defined]
-    call.__name__ = entry.name
-    return call
+            return current.handler(self.component, self.path, args, kwargs)
+        return self.original(*args, **kwargs)
 
 
 def _entry(owner: torch.nn.Module, name: str) -> Entry:
     original = getattr(owner, name)
-    return Entry(owner, name, original, inspect.signature(original))
+    if isinstance(original, Interceptor):
+        what = f"{original.component.name} ({type(owner).__name__}) already belongs to an engine"
+        raise ConfigError(f"{what}: close that engine first, or load the model a second time")
+    return Entry(owner, name, original, inspect.signature(original), owner.__dict__.get(name))
 
 
 def _main_methods(module: torch.nn.Module, role: Role) -> tuple[str, ...]:
@@ -154,18 +166,24 @@ def _needs_position(parameter: inspect.Parameter, has_rest: bool) -> bool:
 
 def _patch_area(module: torch.nn.Module) -> int:
     """Latent positions that become one token, from the module's own config."""
-    size = getattr(getattr(module, "config", None), "patch_size", None)
-    if isinstance(size, int):
-        return size * size
+    config = getattr(module, "config", None)
+    size = getattr(config, "patch_size", None)
+    if size is None:  # some have a list of the sizes that they support
+        size = next(iter(getattr(config, "all_patch_size", ())), 1)
     if isinstance(size, (list, tuple)) and all(isinstance(s, int) for s in size):
         return max(math.prod(size), 1)
-    return 1
+    return size * size if isinstance(size, int) else 1
 
 
 def components_of(parts: Iterable[tuple[str, object]], denoisers: tuple[str, ...] = ()) -> list[Component]:
     """The components among a pipeline's parts. `denoisers` names further ones than the usual names tell."""
-    modules = [(name, part) for name, part in parts if isinstance(part, torch.nn.Module)]
-    return [Component(name, module, "denoiser" if name in denoisers else role_of(name)) for name, module in modules]
+    modules: dict[torch.nn.Module, str] = {}
+    for name, part in parts:
+        if isinstance(part, torch.nn.Module):
+            modules.setdefault(part, name)  # one module may stand for several parts
+    return [
+        Component(name, module, "denoiser" if name in denoisers else role_of(name)) for module, name in modules.items()
+    ]
 
 
 def role_of(name: str) -> Role:

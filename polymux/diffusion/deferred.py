@@ -8,6 +8,7 @@ together, whatever the pipeline does with them, and nothing has to be known abou
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from polymux.diffusion.call import Call
+from polymux.errors import GenerationError
 
 aten = torch.ops.aten
 
@@ -31,6 +33,7 @@ VIEWS = {
     aten.unsqueeze.default,
     aten.squeeze.default,
     aten.squeeze.dim,
+    aten.squeeze.dims,
     aten.permute.default,
     aten.transpose.int,
     aten.t.default,
@@ -78,8 +81,15 @@ class Deferred(torch.Tensor):
                 self.call.owner.wait_for(self.call)
             if self.call.error is not None:
                 raise self.call.error
-            self.value = self.read()
+            value = self.read()
+            if value.shape != self.shape or value.dtype != self.dtype:
+                raise self._unfit(f"promised {tuple(self.shape)} {self.dtype}, got {tuple(value.shape)} {value.dtype}")
+            self.value = value
         return self.value
+
+    def _unfit(self, why: str) -> GenerationError:
+        name = self.call.component.name
+        return GenerationError(f"{name}: {why}; this pipeline's guidance calls must not be collected")
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -88,6 +98,8 @@ class Deferred(torch.Tensor):
         kwargs = kwargs or {}
         if func in VIEWS and not args[0].call.done:
             return _deferred_view(func, args[0], args[1:], kwargs)
+        if torch.Tag.inplace_view in func.tags and isinstance(args[0], Deferred):
+            raise args[0]._unfit(f"{func} would change the shape of a result in place")
         return func(*forced(args), **forced(kwargs))
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -97,8 +109,20 @@ class Deferred(torch.Tensor):
     def numpy(self, **options: Any) -> Any:
         return self.force().numpy(**options)
 
-    def __array__(self, *args: Any) -> Any:
-        return self.force().__array__(*args)  # type: ignore[no-untyped-call]
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        return self.force().__array__(*args, **options)  # type: ignore[no-untyped-call]
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.force().__dlpack__(**options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        return copy.deepcopy(self.force(), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.force().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    def __format__(self, spec: str) -> str:
+        return format(self.force(), spec)
 
     def tolist(self) -> Any:
         return self.force().tolist()

@@ -1,9 +1,10 @@
 """Which calls can run as one, and how they are put together and taken apart again.
 
 Two calls of a component go together if their keys are equal. What a value means follows from its form: a tensor whose
-first dimension is the call's batch size is per sample and is concatenated; so is a list of that length; a tuple is
-structure (rotary cos/sin pairs); a single number is repeated per sample; every other tensor must have the same
-contents in all calls. A family adds rules for padding (prompts of different length). Whether a family's calls may be
+first dimension is the call's batch size is per sample and is concatenated; so is a list of that length, but for lists
+of tensors in a call whose samples are the rows of tensors (the outputs of several layers); those and tuples (rotary
+cos/sin pairs) are structure; a single number is repeated per sample; every other tensor must have the same contents in
+all calls. A family adds rules for padding (prompts of different length). Whether a family's calls may be
 merged at all is not decided here.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,18 +28,34 @@ class NotMergeable(Exception):
     """The result of a merged call cannot be taken apart."""
 
 
-def batch_of(arguments: dict[str, Any]) -> int:
-    """The number of samples in a call, from its first tensor (or list of tensors). 0: it has none."""
+@dataclass(frozen=True)
+class Samples:
+    """How many samples a call has, and whether they are the items of lists or the rows of tensors."""
+
+    count: int
+    listed: bool
+
+
+NO_SAMPLES = Samples(-1, False)
+
+
+def samples_of(arguments: dict[str, Any]) -> Samples:
+    """As the call's first tensor (or list of tensors) has them. A count of 0: it has none."""
     for value in arguments.values():
         if isinstance(value, torch.Tensor) and value.ndim >= 2:
-            return int(value.shape[0])
+            return Samples(int(value.shape[0]), False)
         if _is_tensor_list(value):
-            return len(value)
-    return 0
+            return Samples(len(value), True)
+    return Samples(0, False)
 
 
 def _is_tensor_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(v, torch.Tensor) for v in value)
+
+
+def _is_per_sample(value: Any, samples: Samples) -> bool:
+    """Whether a list has an item for every sample."""
+    return isinstance(value, list) and len(value) == samples.count and (samples.listed or not _is_tensor_list(value))
 
 
 def _is_number(value: torch.Tensor) -> bool:
@@ -62,8 +80,8 @@ class Contents:
         self.known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def digest(self, tensor: torch.Tensor) -> bytes:
-        version = -1 if tensor.is_inference() else tensor._version
-        if tensor in self.known and self.known[tensor][0] == version:
+        version = None if tensor.is_inference() else tensor._version  # None: a change would go unnoticed
+        if version is not None and tensor in self.known and self.known[tensor][0] == version:
             return bytes(self.known[tensor][1])
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         digest = hashlib.blake2b(raw, digest_size=16).digest()
@@ -76,9 +94,13 @@ class Merger:
 
     def __init__(self, padding: Sequence[Padding] = (), shared: Sequence[str] = ()) -> None:
         self.shared = frozenset(shared)
-        self.padding = {rule.argument: rule for rule in padding}
-        self.masks = {rule.mask for rule in padding if rule.mask is not None}
+        self.padding = tuple(padding)
         self.contents = Contents()
+
+    def _rules(self, call: Call) -> dict[str, Padding]:
+        """The padding rules for a call, by argument."""
+        rules = (r for r in self.padding if r.role == call.component.role)
+        return {r.argument: r for r in rules if r.argument in call.arguments}
 
     def tokens(self, call: Call) -> int:
         """How much work a call is: positions of its first tensor, counted in the component's patches."""
@@ -92,17 +114,20 @@ class Merger:
 
     def key(self, call: Call) -> Hashable:
         """Calls with equal keys may run as one."""
-        n = batch_of(call.arguments)
-        if n == 0 or (call.component.role == "encoder" and _packed(call.arguments, n)):
+        samples = samples_of(call.arguments)
+        if samples.count == 0 or (call.component.role == "encoder" and _packed(call.arguments, samples.count)):
             return (id(call),)
+        rules = self._rules(call)
+        masks = {rule.mask for rule in rules.values()}
         named = tuple(
-            (name, self._key(value, -1 if name in self.shared else n, self.padding.get(name)))
+            (name, self._key(value, NO_SAMPLES if name in self.shared else samples, rules.get(name)))
             for name, value in sorted(call.arguments.items())
-            if name not in self.masks
+            if name not in masks
         )
         return (call.component.name, call.method, call.state, named)
 
-    def _key(self, value: Any, n: int, rule: Padding | None = None) -> Hashable:
+    def _key(self, value: Any, samples: Samples, rule: Padding | None = None) -> Hashable:
+        n = samples.count
         if isinstance(value, torch.Tensor):
             if rule is not None and value.ndim > rule.dim and value.shape[0] == n:
                 return ("padded", *(s for d, s in enumerate(value.shape) if d not in (0, rule.dim)), value.dtype)
@@ -111,47 +136,58 @@ class Merger:
             if value.ndim > 0 and value.shape[0] == n:
                 return ("sample", value.shape[1:], value.dtype)
             return ("equal", value.shape, value.dtype, self.contents.digest(value))
-        if isinstance(value, list) and len(value) == n:
+        if _is_per_sample(value, samples):
             if _is_tensor_list(value):
                 return ("samples", frozenset((v.ndim, v.dtype) for v in value))
-            items = {self._key(v, n) for v in value}
+            items = {self._key(v, NO_SAMPLES) for v in value}
             return ("items", *items) if len(items) == 1 else ("object", id(value))
         if isinstance(value, (list, tuple)):
-            return (type(value).__name__, *(self._key(v, n) for v in value))
+            return (type(value).__name__, *(self._key(v, samples) for v in value))
         if isinstance(value, dict):
-            return ("dict", *((k, self._key(v, n)) for k, v in sorted(value.items())))
+            return ("dict", *((k, self._key(v, samples)) for k, v in sorted(value.items())))
         if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
             return (type(value).__name__, value)
         return ("object", id(value))
 
     def merge(self, calls: Sequence[Call]) -> dict[str, Any]:
         """The arguments of one call that does the work of all of them, in order."""
-        sizes = [batch_of(c.arguments) for c in calls]
-        merged = {
-            name: value if name in self.shared else self._merge([c.arguments[name] for c in calls], sizes)
-            for name, value in calls[0].arguments.items()
-            if name not in self.padding and name not in self.masks
-        }
-        for rule in self.padding.values():
-            if rule.argument in calls[0].arguments:
-                merged |= self._pad(rule, calls, sizes)
-        order = list(calls[0].arguments)
-        return dict(sorted(merged.items(), key=lambda kv: order.index(kv[0]) if kv[0] in order else len(order)))
+        samples = [samples_of(c.arguments) for c in calls]
+        rules = self._rules(calls[0])
+        masks = {rule.mask for rule in rules.values()}
+        merged: dict[str, Any] = {}
+        for name, value in calls[0].arguments.items():
+            if name in rules:
+                merged |= self._pad(rules[name], calls, [s.count for s in samples])
+            elif name in self.shared:
+                merged[name] = value
+            elif name not in masks:
+                merged[name] = self._merge([c.arguments[name] for c in calls], samples)
+        return merged
 
-    def _merge(self, values: list[Any], sizes: list[int]) -> Any:
+    def split(self, calls: Sequence[Call], result: Any) -> list[Any]:
+        """One result for each of the merged calls. Raises NotMergeable where the result has no batch axis."""
+        samples = [samples_of(c.arguments) for c in calls]
+        parts = split(result, [s.count for s in samples], samples[0].listed)
+        for rule in self._rules(calls[0]).values():
+            lengths = [c.arguments[rule.argument].shape[rule.dim] for c in calls]
+            if rule.cut and len(set(lengths)) > 1:
+                parts = [_cut(p, rule.dim, max(lengths), length) for p, length in zip(parts, lengths, strict=True)]
+        return parts
+
+    def _merge(self, values: list[Any], samples: list[Samples]) -> Any:
         first = values[0]
         if isinstance(first, torch.Tensor):
-            if all(v.ndim > 0 and v.shape[0] == n for v, n in zip(values, sizes, strict=True)):
+            if all(v.ndim > 0 and v.shape[0] == s.count for v, s in zip(values, samples, strict=True)):
                 return torch.cat(values)
             if any(_is_number(v) for v in values):
-                return torch.cat([v.reshape(-1).expand(n) for v, n in zip(values, sizes, strict=True)])
+                return torch.cat([v.reshape(-1).expand(s.count) for v, s in zip(values, samples, strict=True)])
             return first
-        if isinstance(first, list) and all(len(v) == n for v, n in zip(values, sizes, strict=True)):
+        if all(_is_per_sample(v, s) for v, s in zip(values, samples, strict=True)):
             return [item for v in values for item in v]
         if isinstance(first, (list, tuple)):
-            return type(first)(self._merge([v[i] for v in values], sizes) for i in range(len(first)))
+            return type(first)(self._merge([v[i] for v in values], samples) for i in range(len(first)))
         if isinstance(first, dict):
-            return {k: self._merge([v[k] for v in values], sizes) for k in first}
+            return {k: self._merge([v[k] for v in values], samples) for k in first}
         return first
 
     def _pad(self, rule: Padding, calls: Sequence[Call], sizes: list[int]) -> dict[str, Any]:
@@ -165,40 +201,52 @@ class Merger:
                 [_pad_dim(v, rule.dim, longest - length) for v, length in zip(values, lengths, strict=True)]
             )
         }
-        if rule.mask is None or (len(set(lengths)) == 1 and all(m is None for m in masks)):
-            if rule.mask is not None and rule.mask in calls[0].arguments:
-                out[rule.mask] = None
+        given = [m for m in masks if m is not None]
+        if rule.mask is None or (len(set(lengths)) == 1 and not given):
             return out
+        dtype = given[0].dtype if given else torch.bool
         filled = []
         for mask, value, length, n in zip(masks, values, lengths, sizes, strict=True):
-            full = mask if mask is not None else torch.ones(n, length, dtype=torch.bool, device=value.device)
-            filled.append(_pad_dim(full.bool(), 1, longest - length))
+            full = mask if mask is not None else torch.ones(n, length, device=value.device)
+            filled.append(_pad_dim(full.to(dtype), 1, longest - length))
         out[rule.mask] = torch.cat(filled)
         return out
+
+
+def _cut(result: Any, dim: int, padded: int, length: int) -> Any:
+    """Without the positions that padding added, wherever they are."""
+    if isinstance(result, torch.Tensor):
+        return result.narrow(dim, 0, length) if result.ndim > dim and result.shape[dim] == padded else result
+    if isinstance(result, dict):
+        return type(result)(**{k: _cut(v, dim, padded, length) for k, v in result.items()})
+    return tuple(_cut(v, dim, padded, length) for v in result) if isinstance(result, tuple) else result
 
 
 def _pad_dim(x: torch.Tensor, dim: int, amount: int) -> torch.Tensor:
     return x if amount == 0 else pad(x, (0, 0) * (x.ndim - 1 - dim) + (0, amount))
 
 
-def split(result: Any, sizes: Sequence[int]) -> list[Any]:
-    """One result for each of the merged calls. Raises NotMergeable where the result has no batch axis."""
+def split(result: Any, sizes: Sequence[int], listed: bool = False) -> list[Any]:
+    """One result for each of the merged calls. Raises NotMergeable where the result has no batch axis.
+
+    `listed`: a list has an item for every sample, as the arguments have; otherwise it is structure.
+    """
     total = sum(sizes)
     if isinstance(result, torch.Tensor):
         if result.ndim == 0 or result.shape[0] != total:
             raise NotMergeable(f"a result of shape {tuple(result.shape)} for {total} samples")
-        return list(torch.split(result, list(sizes)))
-    if isinstance(result, list) and len(result) == total:
+        return [part.contiguous() for part in torch.split(result, list(sizes))]  # as it would be if it had run alone
+    if isinstance(result, list) and listed and len(result) == total:
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         return [result[s : s + n] for s, n in zip(starts, sizes, strict=True)]
     if isinstance(result, dict):
         # Encoders that are language models return a key-value cache unasked. It cannot be taken apart; who wants one
         # passes it in, and calls with such an argument are not merged.
-        columns = {k: split(v, sizes) for k, v in result.items() if not isinstance(v, Cache)}
+        columns = {k: split(v, sizes, listed) for k, v in result.items() if not isinstance(v, Cache)}
         return [type(result)(**{k: c[i] for k, c in columns.items()}) for i in range(len(sizes))]
-    if isinstance(result, tuple):
-        parts = [split(part, sizes) for part in result]
-        return [tuple(p[i] for p in parts) for i in range(len(sizes))]
+    if type(result) is tuple or (type(result) is list and not listed):
+        parts = [split(part, sizes, listed) for part in result]
+        return [type(result)(p[i] for p in parts) for i in range(len(sizes))]
     if result is None:
         return [None] * len(sizes)
     raise NotMergeable(f"a result of type {type(result).__name__}")

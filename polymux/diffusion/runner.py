@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 
-from polymux.diffusion.call import Call, TorchState
-from polymux.diffusion.merging import Merger, batch_of, split
+from polymux.diffusion.call import Call
+from polymux.diffusion.merging import Merger, NotMergeable
+from polymux.diffusion.random_state import RandomState
 from polymux.diffusion.timing import Stopwatch
+from polymux.diffusion.tracebacks import drop_locals
 from polymux.errors import GenerationError, OutOfMemoryError
 
 log = logging.getLogger(__name__)
@@ -63,7 +66,7 @@ class Runner:
         self._free()
         self.execute(calls[:middle])
         self.execute(calls[middle:])
-        if isinstance(problem, torch.OutOfMemoryError):
+        if is_out_of_memory(problem):
             log.warning("%s: %d calls do not fit in memory together; they ran in parts", name, len(calls))
         elif len(calls) == 2 and all(c.error is None for c in calls):  # each works: being together is what failed
             log.warning("%s: calls cannot be merged (%s); they run one by one from now on", name, problem)
@@ -79,8 +82,9 @@ class Runner:
     def _run_together(self, calls: Sequence[Call]) -> Exception | None:
         """None if it worked; else what went wrong, and no call is done."""
         try:
-            parts = split(self._run(calls, self.merger.merge(calls)), [batch_of(c.arguments) for c in calls])
+            parts = self.merger.split(calls, self._run(calls, self.merger.merge(calls)))
         except Exception as error:  # a model may raise anything, and it may be one member's fault
+            drop_locals(error)
             return error
         for call, part in zip(calls, parts, strict=True):
             call.finish(part)
@@ -89,24 +93,33 @@ class Runner:
     def _run_alone(self, call: Call) -> None:
         try:
             call.finish(self._run([call], call.arguments))
-        except torch.OutOfMemoryError as error:
-            self._free()
-            call.fail(OutOfMemoryError(f"{call.component.name}: this request alone does not fit in memory: {error}"))
         except Exception as error:  # whatever the model raises is the session's to see
-            call.fail(error)
+            drop_locals(error)
+            if not is_out_of_memory(error):
+                call.fail(error)
+                return
+            what = f"{call.component.name}: this request alone does not fit in memory: {error}"
+            call.fail(OutOfMemoryError(what))
+            self._free()
 
     def _run(self, calls: Sequence[Call], arguments: dict[str, Any]) -> Any:
         head = calls[0]
         name = head.component.name
-        outside = TorchState.now(self.device.type)
         watch = Stopwatch(self.device)
         self.weights.before(name)
-        head.state.apply(self.device.type)
+        before, outside = head.owner.random, RandomState.now(self.device)
+        before.apply()
         try:
-            result = head.component.run(head.method, arguments)
+            with head.state.active(self.device.type):
+                result = head.component.run(head.method, arguments)
         finally:
-            outside.apply(self.device.type)
+            after = RandomState.now(self.device)
+            outside.apply()
             self.weights.after(name)
+        if len(calls) == 1:
+            head.owner.random = after
+        elif not after.equals(before):
+            raise NotMergeable("it draws random numbers, which are each request's own")
         seconds = watch.stop()
         for call in calls:
             call.owner.spent(call, seconds)
@@ -117,3 +130,10 @@ class Runner:
     def _free(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether less at once might have worked. The CPU's allocator raises a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and should_reduce_batch_size(error)
+    )

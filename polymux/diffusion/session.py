@@ -21,8 +21,10 @@ from polymux.diffusion.call import Call, CallOwner, Phase, TorchState, tensors_i
 from polymux.diffusion.component import Component, SessionGreenlet
 from polymux.diffusion.deferred import Deferred, deferrable, promise, specs_of
 from polymux.diffusion.progress import StepCounter, count_steps
+from polymux.diffusion.random_state import RandomState
 from polymux.diffusion.timing import Seconds
-from polymux.errors import NonFiniteOutputError
+from polymux.diffusion.tracebacks import drop_locals
+from polymux.errors import GenerationError, NonFiniteOutputError
 
 STATEFUL = ("scheduler", "guider")  # words in the names of parts that have state of their own
 
@@ -67,12 +69,14 @@ class Session(CallOwner):
     seed: int
     settings: SessionSettings
     steps: StepCounter = field(default_factory=StepCounter)
+    called: bool = False  # whether it has asked for anything yet
     waiting: list[Call] = field(default_factory=list)  # made since the last suspension, not yet in the engine's queue
     result: Any = None
     error: BaseException | None = None
     spans: list[tuple[Phase, Seconds]] = field(default_factory=list)  # of the runs that answered its calls
     blocked_on: Call | None = None
     coroutine: Coroutine | None = None
+    cancelled: bool = False
 
     def open(self, pipeline: Any, run: Callable[[Any], Any]) -> None:
         """Make the coroutine. Nothing runs until the first `resume`."""
@@ -84,7 +88,7 @@ class Session(CallOwner):
 
         self.coroutine = Coroutine(body, getcurrent())
         self.coroutine.handler = self._on_call
-        self.random = RandomState(self.settings.device, self.seed)
+        self.random = RandomState.seeded(self.settings.device, self.seed)
         self.torch_state = TorchState.now(self.settings.device.type)
 
     @property
@@ -107,6 +111,7 @@ class Session(CallOwner):
 
     def cancel(self) -> None:
         """End it where it stands, if it has not ended; its batch-mates do not notice."""
+        self.cancelled = True
         if not self.finished:
             self._switch(GreenletExit())
         self.coroutine = None
@@ -114,6 +119,7 @@ class Session(CallOwner):
     def _switch(self, exception: BaseException | None) -> None:
         """Enter the coroutine under its own torch settings and random state, and restore the engine's afterwards."""
         assert self.coroutine is not None
+        self.coroutine.parent = getcurrent()
         device = self.settings.device
         outside, random_outside = TorchState.now(device.type), RandomState.now(device)
         self.torch_state.apply(device.type)
@@ -123,8 +129,11 @@ class Session(CallOwner):
                 self.coroutine.switch()
             else:
                 self.coroutine.throw(exception)
-        except Exception as error:
+        except BaseException as error:  # whatever a pipeline raises has ended this session; an interrupt is not for it
+            drop_locals(error)
             self.error = error
+            if not isinstance(error, Exception):
+                raise
         finally:
             self.torch_state = TorchState.now(device.type)
             self.random = RandomState.now(device)
@@ -133,12 +142,13 @@ class Session(CallOwner):
 
     def _on_call(self, component: Component, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """In the coroutine: a component was called."""
+        self.called = True
         arguments = settled(component.bind(method, args, kwargs))
         call = Call(self, component, method, arguments, TorchState.now(self.settings.device.type))
         if call.phase == "decode":
             check_finite(arguments, f"the latents that {component.name} is to decode")
         self.waiting.append(call)
-        if component.role != "denoiser" or method not in component.main or not self.settings.collect_guidance:
+        if not self._may_defer(call):
             self.wait_for(call)
             return checked_result(call)
         form = form_of(component, call)
@@ -150,47 +160,36 @@ class Session(CallOwner):
         call.watch_arguments()
         return promise(call, specs)
 
+    def _may_defer(self, call: Call) -> bool:
+        if not self.settings.collect_guidance or call.state.inference:  # there, no change in place can be noticed
+            return False
+        return call.component.role == "denoiser" and call.method in call.component.main
+
     def spent(self, call: Call, seconds: Seconds) -> None:
         self.spans.append((call.phase, seconds))
 
     def wait_for(self, call: Call) -> None:
+        if self.coroutine is None or getcurrent() is not self.coroutine:
+            raise GenerationError(f"{call.component.name}: a result that is not there yet was read outside its request")
         self.blocked_on = call
         while not call.done:
-            assert self.coroutine is not None and self.coroutine.parent is not None
-            self.coroutine.parent.switch()
+            if self.cancelled:  # the pipeline caught the end of its request, and goes on calling
+                raise GreenletExit
+            with torch.inference_mode(False):  # what others must not find switched on
+                self.coroutine.parent.switch()
         self.blocked_on = None
         if call.error is not None:
             raise call.error
 
 
-class RandomState:
-    """The default generators' state: a session draws from its own, whoever else runs in between."""
-
-    def __init__(self, device: torch.device, seed: int | None) -> None:
-        self.device = device
-        if seed is not None:
-            self.cpu = torch.Generator().manual_seed(seed).get_state()
-            self.cuda = torch.Generator(device).manual_seed(seed).get_state() if device.type == "cuda" else None
-
-    @classmethod
-    def now(cls, device: torch.device) -> RandomState:
-        self = cls(device, None)
-        self.cpu = torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return self
-
-    def apply(self) -> None:
-        torch.set_rng_state(self.cpu)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda, self.device)
-
-
 def own_copy(pipeline: Any) -> Any:
-    """A shallow copy whose stateful parts are its own. Weights are shared."""
+    """A shallow copy whose stateful parts and containers are its own. Weights are shared."""
     own = copy.copy(pipeline)
     for name, part in list(vars(pipeline).items()):  # some are not among the registered components
         if isinstance(part, SchedulerMixin) or any(word in name for word in STATEFUL):
             setattr(own, name, copy.deepcopy(part))
+        elif type(part) in (dict, list, set):
+            own.__dict__[name] = copy.copy(part)
     return own
 
 

@@ -1,8 +1,9 @@
 """Whose turn it is.
 
 Calls wait in the order in which they were made. Each turn takes the oldest and whatever can run together with it, up
-to a budget of latent tokens. So every session gets one step per round however long it is, an incompatible call at the
-head only takes its own turn, and nothing waits for ever. What a call does is not known here.
+to a budget of latent tokens; a call of half the budget or more fills the device by itself and runs alone. So every
+session gets one step per round however long it is, an incompatible call at the head only takes its own turn, and
+nothing waits for ever. What a call does is not known here.
 
 Where components move in and out of the device, calls whose component is there go first, so that requests in different
 phases do not throw each other's weights out in every turn; but only for so long.
@@ -60,7 +61,8 @@ class StepScheduler:
             key, total = self.key(head), self.tokens(head)
             for call in others:
                 size = self.tokens(call)
-                if total + size <= self.budget and self.key(call) == key:
+                saturated = 2 * max(size, total // len(group)) >= self.budget
+                if not saturated and total + size <= self.budget and self.key(call) == key:
                     group.append(call)
                     total += size
         taken = set(map(id, group))

@@ -20,7 +20,7 @@ from polymux.diffusion.component import Component
 from polymux.diffusion.merging import Merger
 from polymux.diffusion.outputs import media_of, sample_rate_of
 from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe
-from polymux.diffusion.runner import InPlace, Runner
+from polymux.diffusion.runner import InPlace, Runner, is_out_of_memory
 from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
 from polymux.diffusion.step_scheduler import StepScheduler
 from polymux.engine.device import resolve_device
@@ -137,12 +137,16 @@ class DiffusionEngine:
             raise NotReadyError("the model is asleep")
         validate(request, self.described, self.config.limits)
         call_arguments(request, self.shape, self.family)
+        if request.request_id in self.jobs:
+            what = f"request_id={request.request_id!r}: a request of this id is in flight"
+            raise InvalidRequestError(what, param="request_id")
         self.jobs[request.request_id] = Job(request, randomness_of(request))
 
     def abort(self, request_id: str) -> None:
         if request_id in self.jobs:
             self._fail(self.jobs[request_id], RequestAbortedError("the request was aborted"))
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def step(self) -> list[Event]:
         self._admit()
@@ -152,8 +156,13 @@ class DiffusionEngine:
                 self.scheduler.submit(session.take_calls())
             if session.finished:
                 self._ended(session)
-        self.runner.execute(self.scheduler.next_group())
-        self.events += [p for job in self.jobs.values() if (p := job.progress()) is not None]
+        group = self.scheduler.next_group()
+        try:
+            self.runner.execute(group)
+        finally:
+            self.scheduler.submit(call for call in group if not call.done)  # an interrupt loses nobody's call
+        for job in self.jobs.values():
+            self._report(job)
         events, self.events = self.events, []
         return events
 
@@ -245,7 +254,7 @@ class DiffusionEngine:
         if job is None:  # another output of the same request has failed and ended it
             return
         if session.error is not None:
-            self._fail(job, as_polymux_error(session.error, before_any_call=not session.spans))
+            self._fail(job, as_polymux_error(session.error, before_any_call=not session.called))
             return
         self._close(job, session)
         job.outputs[session.index] = session.result
@@ -263,6 +272,7 @@ class DiffusionEngine:
 
     def _finish(self, job: Job) -> None:
         del self.jobs[job.request.request_id]
+        self._report(job)
         self.events.append(
             Finished(
                 request_id=job.request.request_id,
@@ -275,6 +285,11 @@ class DiffusionEngine:
             )
         )
 
+    def _report(self, job: Job) -> None:
+        progress = job.progress()
+        if progress is not None:
+            self.events.append(progress)
+
     def _fail(self, job: Job, error: PolymuxError) -> None:
         del self.jobs[job.request.request_id]
         for session in list(job.sessions.values()):
@@ -286,6 +301,8 @@ def as_polymux_error(error: BaseException, before_any_call: bool) -> PolymuxErro
     """What a pipeline raised, in the terms of this project: before any call it has only looked at its arguments."""
     if isinstance(error, PolymuxError):
         return error
+    if is_out_of_memory(error):
+        return OutOfMemoryError(f"this request does not fit in memory: {error}")
     if before_any_call and isinstance(error, (ValueError, TypeError, NotImplementedError)):
         return InvalidRequestError(f"the pipeline refuses the request: {error}")
     # The message may quote the prompt, which has no place in a log.

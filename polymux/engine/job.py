@@ -11,9 +11,9 @@ import torch
 
 from polymux.diffusion.call import Phase
 from polymux.diffusion.session import Session
+from polymux.errors import InvalidRequestError
 from polymux.request import Media, Progress, Request, RequestMetrics
-
-SEEDS = 2**64  # torch takes seeds below this
+from polymux.validation import SEEDS
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,11 @@ def randomness_of(request: Request) -> list[Randomness]:
 
 def _with_state(state: bytes) -> torch.Generator:
     generator = torch.Generator()
-    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    try:
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    except (RuntimeError, TypeError, ValueError) as error:
+        what = f"generator: its state is not one of a CPU generator: {error}"
+        raise InvalidRequestError(what, param="generator") from None
     return generator
 
 
@@ -56,6 +60,7 @@ class Job:
     seconds: dict[str, float] = field(default_factory=dict)  # by phase, of sessions that have ended
     steps_done: int = 0  # likewise
     steps_total: int = 0
+    phase: Literal["queued"] | Phase = "queued"
     reported: tuple[str, int, int] | None = None
 
     @property
@@ -91,10 +96,9 @@ class Job:
         done = self.steps_done + sum(s.steps.done for s in sessions)
         known = self.opened == self.count and all(s.steps.total for s in sessions)
         total = self.steps_total + sum(s.steps.total for s in sessions) if known else 0
-        blocked: Phase = next((s.blocked_on.phase for s in sessions if s.blocked_on is not None), "encode")
-        phase: Literal["queued"] | Phase = blocked if self.opened else "queued"
+        phase = next((s.blocked_on.phase for s in sessions if s.blocked_on is not None), self.phase)
         now = (phase, done, total)
         if now == self.reported:
             return None
-        self.reported = now
+        self.phase, self.reported = phase, now
         return Progress(self.request.request_id, phase, done, total)

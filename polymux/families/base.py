@@ -12,15 +12,18 @@ from polymux.request import Modality
 
 @dataclass(frozen=True, kw_only=True)
 class Padding:
-    """An argument of the denoiser whose length may differ between requests, and the mask that tells real from padded.
+    """An argument whose length may differ between requests, and the mask that tells real from padded.
 
-    `dim` is the dimension that is padded with zeros. `mask` names the argument that takes a boolean mask of shape
-    (batch, length); None if padded positions need no mask.
+    `dim` is the dimension that is padded with zeros, at its end. `mask` names the argument that takes a mask of shape
+    (batch, length); None if padded positions need no mask. `role`: which components it is an argument of. `cut`: the
+    results have that length too, and each request gets its own part.
     """
 
     argument: str
     dim: int = 1
     mask: str | None = None
+    role: str = "denoiser"
+    cut: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,7 @@ class Family:
     merge: the roles whose calls of different requests may run as one ("encoder", "denoiser", "decoder"). Only what the
         parity tests prove may stand there; `unmerged_because` says why something is missing.
     collect_guidance: the calls that a step makes one after the other may run together.
-    padding: arguments of the denoiser whose length may differ between merged calls.
+    padding: arguments whose length may differ between merged calls.
     shared: arguments of the denoiser that are the same for all samples of a call although their form says otherwise.
     denoisers: components that are denoisers although their names do not tell.
     blocks: the containers of the denoisers' blocks (lists of blocks, or single ones), in the order in which a forward
@@ -70,6 +73,9 @@ class Family:
     alpha: bool = False
     warmup: tuple[tuple[str, str | int | float | bool], ...] = ()
 
+
+# Of an encoder that is a causal language model: what follows a token does not change it.
+CAUSAL_PROMPT = Padding(argument="input_ids", mask="attention_mask", role="encoder", cut=True)
 
 NOTHING: frozenset[str] = frozenset()
 

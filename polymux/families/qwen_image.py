@@ -4,7 +4,7 @@ Prompts are not padded by the pipelines; the denoiser takes a mask of the real p
 guidance-distilled: they follow true_cfg_scale, which acts only beside a negative prompt.
 """
 
-from polymux.families.base import Family, Padding
+from polymux.families.base import CAUSAL_PROMPT, Family, Padding
 
 _PROMPT = Padding(argument="encoder_hidden_states", mask="encoder_hidden_states_mask")
 _REFUSED = (("guidance_scale", "transformer", "guidance_embeds"),)
@@ -15,7 +15,7 @@ QWEN_IMAGE = Family(
     pipelines=("QwenImagePipeline", "QwenImageModularPipeline"),
     modality="image",
     tasks=("text-to-image",),
-    padding=(_PROMPT,),
+    padding=(_PROMPT, CAUSAL_PROMPT),
     refused=_REFUSED,
     companions=_COMPANIONS,
 )
@@ -25,7 +25,7 @@ QWEN_IMAGE_EDIT = Family(
     pipelines=("QwenImageEditPipeline", "QwenImageEditPlusPipeline"),
     modality="image",
     tasks=("image-to-image",),
-    padding=(_PROMPT,),
+    padding=(_PROMPT, CAUSAL_PROMPT),
     refused=_REFUSED,
     companions=_COMPANIONS,
     media=(("image", 4),),
@@ -36,7 +36,7 @@ QWEN_IMAGE_LAYERED = Family(
     pipelines=("QwenImageLayeredPipeline",),
     modality="image",
     tasks=("image-to-image",),
-    padding=(_PROMPT,),
+    padding=(_PROMPT, CAUSAL_PROMPT),
     refused=_REFUSED,
     companions=_COMPANIONS,
     media=(("image", 1),),

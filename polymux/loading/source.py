@@ -54,7 +54,7 @@ def resolve(config: ModelConfig) -> Path:
     if path.exists():
         raise CheckpointError(f"{path}: a file; give the folder of a diffusers checkpoint, or a hub id")
     if not _is_hub_id(name):
-        raise CheckpointError(f"{name}: no such folder, and not a hub id such as Qwen/Qwen-Image")
+        raise CheckpointError(f"{name}: no such folder, and not a hub id (OWNER/NAME)")
     return _fetch_pipeline(config, parse_options(config.diffusers_load_kwargs))
 
 

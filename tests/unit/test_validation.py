@@ -146,6 +146,9 @@ def test_an_argument_that_would_be_ignored_is_refused_with_the_reason() -> None:
     with pytest.raises(InvalidRequestError, match=r"guidance_scale=3\.0: this checkpoint is distilled"):
         check(distilled, guidance_scale=3.0)
     check(distilled)
+    with pytest.raises(InvalidRequestError, match="it takes") as caught:
+        check(distilled, extra_args={"no_such": 1})
+    assert "guidance_scale," not in str(caught.value)
 
 
 def test_required_arguments_are_demanded() -> None:
