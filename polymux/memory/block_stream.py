@@ -77,10 +77,14 @@ class BlockStream:
             let_go(self._module, image, self._slots.device)
         self._kept = []
 
-    def close(self) -> None:
+    def detach(self) -> None:
+        """Leave the module and the host side to another stream."""
         for handle in self._handles:
             handle.remove()
         self.stand_back()
+
+    def close(self) -> None:
+        self.detach()
         self.source.close()
 
     def begin(self) -> None:
