@@ -43,7 +43,8 @@ class GatherBlocks:
         if device.type == "cuda":
             self._buffer.pin()
             self._landings = [torch.empty(largest, dtype=torch.uint8, device=device) for _ in range(LANDINGS)]
-            self._landed: list[torch.cuda.Event | None] = [None] * LANDINGS  # when the landing may be written again
+            now = torch.cuda.current_stream().record_event()
+            self._landed = [now] * LANDINGS  # when a landing may be written again
 
     @property
     def description(self) -> str:

@@ -14,7 +14,7 @@ from polymux.memory.base import HostBlocks
 from polymux.memory.gather_blocks import GatherBlocks
 from polymux.memory.layout import layout_of
 from polymux.memory.measure import bandwidth, limit_bytes
-from polymux.memory.plan import GIB, plan
+from polymux.memory.plan import GIB, Plan, plan, size
 from polymux.memory.residency import MakeBlocks, Residency, Tenant, private_blocks
 from polymux.memory.runtime_cache.mapped import Mapping
 
@@ -39,9 +39,20 @@ def place(
     if limit is not None and device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(limit / total, 1.0), device)
+    _warn(chosen, device)
     made = Residency(tenants, chosen, device, _host_side(config, group, mappings or {}))
     log.info("%s", made.describe())
     return made
+
+
+def _warn(chosen: Plan, device: torch.device) -> None:
+    """Say so if the user gets nothing for what it costs."""
+    everything = sum(placement.part.nbytes for placement in chosen.placements)
+    if chosen.strategy != "resident" and device.type == "cpu":
+        log.warning("the device is the CPU: to keep weights on the host and copy them saves nothing")
+    elif chosen.strategy != "resident" and chosen.device_bytes > 0.95 * everything:
+        need = f"{size(chosen.device_bytes)} of {size(everything)} are needed on the device"
+        log.warning("%s offload saves little: %s", chosen.strategy, need)
 
 
 def _host_side(config: MemoryConfig, group: dist.ProcessGroup | None, mappings: dict[str, Mapping]) -> MakeBlocks:

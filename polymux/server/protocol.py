@@ -78,6 +78,7 @@ class ImagesResponse(BaseModel):
 class SleepRequest(Body):
     """POST /v1/omni/sleep"""
 
+    stage_ids: list[Literal[0]] | None = Field(default=None, description="there is one stage")
     level: Literal[1, 2] = Field(
         default=1, description="1: weights to host memory; 2: weights dropped, loaded again later"
     )

@@ -21,7 +21,7 @@ from polymux.memory.slots import Slots
 
 from .toy import WIDTH, toy
 
-CPU = torch.device("cpu")
+DEVICE = torch.device("cpu" if sys.argv[-1] != "cuda" else f"cuda:{sys.argv[1]}")
 
 
 class Rank:
@@ -29,17 +29,17 @@ class Rank:
 
     def __init__(self, rank: int, slots: Slots | None = None, seed: int = 0, resident: tuple[int, ...] = ()) -> None:
         self.rank = rank
-        self.plain, self.module = toy(3, 2, seed), toy(3, 2, seed)
+        self.plain, self.module = toy(3, 2, seed).to(DEVICE), toy(3, 2, seed).to(DEVICE)
         layout = layout_of(self.module, block_paths(self.module))
-        self.source = GatherBlocks(self.module, layout, CPU, dist.group.WORLD)
+        self.source = GatherBlocks(self.module, layout, DEVICE, dist.group.WORLD)
         if slots is None:
-            slots = Slots(2, self.source.slot_bytes, CPU)
+            slots = Slots(2, self.source.slot_bytes, DEVICE)
             slots.allocate()
         self.stream = GatheredStream(self.module, self.source, slots, resident)
 
     def check(self) -> None:
         """A pass with an input of this rank's own."""
-        x = torch.randn(2, WIDTH)
+        x = torch.randn(2, WIDTH).to(DEVICE)
         self.stream.begin()
         try:
             torch.testing.assert_close(self.module(x), self.plain(x), rtol=1e-6, atol=1e-6)
@@ -119,8 +119,8 @@ def a_block_out_of_turn_is_an_error_on_its_rank_alone(rank: int) -> None:
 
 
 def two_modules_share_the_slots(rank: int) -> None:
-    largest = GatherBlocks(toy(3, 2), layout_of(toy(3, 2), block_paths(toy(3, 2))), CPU, dist.group.WORLD).slot_bytes
-    slots = Slots(2, largest, CPU)
+    largest = GatherBlocks(toy(3, 2), layout_of(toy(3, 2), block_paths(toy(3, 2))), DEVICE, dist.group.WORLD).slot_bytes
+    slots = Slots(2, largest, DEVICE)
     slots.allocate()
     pair = [Rank(rank, slots, seed=1), Rank(rank, slots, seed=2)]
     for turn in (0, 1, 1, 0, 1):
@@ -147,7 +147,10 @@ SCENARIOS: tuple[Callable[[int], None], ...] = (
 
 def main(rank: int, store: str) -> None:
     torch.manual_seed(100 + rank)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(DEVICE)
+    backend = "nccl" if DEVICE.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=2)
     for scenario in SCENARIOS:
         problem = None
         try:

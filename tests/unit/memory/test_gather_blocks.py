@@ -23,7 +23,9 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], 
     command = [sys.executable, "-m", __name__.replace("test_gather_blocks", "gather_worker")]
     root = Path(__file__).parents[__name__.count(".")]
     ranks = [
-        subprocess.Popen([*command, str(rank), str(store)], stdout=subprocess.PIPE, cwd=root, env=stage_environment())
+        subprocess.Popen(
+            [*command, str(rank), str(store), "cpu"], stdout=subprocess.PIPE, cwd=root, env=stage_environment()
+        )
         for rank in (0, 1)
     ]
     try:

@@ -104,7 +104,7 @@ def test_layers_that_are_not_ready_make_way_for_each_other(x: torch.Tensor) -> N
 def test_the_decision_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         place(tenants(model()), MemoryConfig(enable_layerwise_offload=True, dlo_resident_layers=1), CPU)
-    (line,) = [r.getMessage() for r in caplog.records if r.name.startswith("polymux.memory")]
+    (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("weights:")]
     for words in ("layerwise (--enable-layerwise-offload", "high: 4 of 5 blocks streamed", "private pinned memory"):
         assert words in line
 
@@ -132,3 +132,10 @@ def test_weights_that_stay_can_be_parked(x: torch.Tensor) -> None:
         kept.unpark()
         torch.testing.assert_close(module(x), wanted, rtol=1e-6, atol=1e-6)
         kept.unpark()
+
+
+def test_offloading_that_saves_nothing_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
+    place(tenants(model()), MemoryConfig(), CPU)
+    assert not caplog.records
+    place(tenants(model()), MemoryConfig(enable_cpu_offload=True), CPU)
+    assert "the device is the CPU" in caplog.text
