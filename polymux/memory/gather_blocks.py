@@ -12,6 +12,7 @@ import torch.distributed as dist
 from polymux.memory.base import ALIGN, Arrival, Layout
 from polymux.memory.layout import align, let_go, pack
 from polymux.memory.pinned import PinnedBuffer
+from polymux.memory.plan import size
 from polymux.memory.private_blocks import CopyStream, Recorded
 
 LANDINGS = 2  # parts on the device: one is gathered while the next arrives
@@ -48,7 +49,7 @@ class GatherBlocks:
 
     @property
     def description(self) -> str:
-        return f"1/{self._world} of each block in pinned memory, {self._buffer.nbytes / 2**30:.1f} GiB, all-gathered"
+        return f"1/{self._world} of each block in pinned memory, {size(self._buffer.nbytes)}, all-gathered"
 
     def expect(self, order: Sequence[int]) -> None:
         """Everything is always ready."""

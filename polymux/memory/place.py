@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 
 from polymux.config import MemoryConfig
+from polymux.errors import ConfigError
 from polymux.memory.backing import HostBacking
 from polymux.memory.base import HostBlocks
 from polymux.memory.gather_blocks import GatherBlocks
-from polymux.memory.layout import layout_of
+from polymux.memory.layout import all_tensors, layout_of
 from polymux.memory.measure import bandwidth, limit_bytes
 from polymux.memory.plan import GIB, Plan, plan, size
 from polymux.memory.residency import MakeBlocks, Residency, Tenant, private_blocks
@@ -34,6 +35,8 @@ def place(
     limit = None
     if config.gpu_memory_limit_gib is not None:
         limit = limit_bytes(config.gpu_memory_limit_gib, device)
+    if config.offloads:
+        check_apart(tenants)
     parts = [tenant.part(with_blocks=config.offloads) for tenant in tenants]
     chosen = plan(config, parts, limit=limit, bandwidth=bandwidth(device) if config.offloads else None)
     if limit is not None and device.type == "cuda":
@@ -43,6 +46,16 @@ def place(
     made = Residency(tenants, chosen, device, _host_side(config, group, mappings or {}))
     log.info("%s", made.describe())
     return made
+
+
+def check_apart(tenants: Sequence[Tenant]) -> None:
+    """Raise ConfigError if two components share weights: where one goes the other would have to go, too."""
+    owner: dict[int, str] = {}
+    for tenant in tenants:
+        for name, tensor in all_tensors(tenant.module):
+            if owner.setdefault(id(tensor), tenant.name) != tenant.name:
+                one = owner[id(tensor)]
+                raise ConfigError(f"{one} and {tenant.name} share {name}: such a model cannot be offloaded")
 
 
 def _warn(chosen: Plan, device: torch.device) -> None:

@@ -9,6 +9,7 @@ import torch
 from polymux.memory.base import Arrival, Image, Layout
 from polymux.memory.layout import let_go, pack
 from polymux.memory.pinned import PinnedBuffer
+from polymux.memory.plan import size
 
 
 class PrivateBlocks:
@@ -29,7 +30,7 @@ class PrivateBlocks:
 
     @property
     def description(self) -> str:
-        return f"private pinned memory, {self._buffer.nbytes / 2**30:.1f} GiB"
+        return f"private pinned memory, {size(self._buffer.nbytes)}"
 
     def image(self, index: int) -> torch.Tensor:
         """The bytes of a block (uint8), where they are."""

@@ -57,7 +57,7 @@ def private_blocks(
 
 
 class Residency:
-    """All components, placed."""
+    """All components, placed. `tenants` are those of the plan; no two of them share tensors."""
 
     def __init__(
         self,
@@ -74,7 +74,9 @@ class Residency:
         self._exchange: Exchange | None = None
         for placement in plan.placements:
             if placement.how == "resident":
-                module = modules[placement.part.name].module.to(device)
+                module = modules[placement.part.name].module
+                if any(tensor.device != device for _, tensor in all_tensors(module)):
+                    module.to(device)
                 self._kept.append(Kept(module, device))
         if plan.groups:
             groups = [{name: modules[name].module for name in group} for group in plan.groups]

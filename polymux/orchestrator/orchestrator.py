@@ -33,7 +33,7 @@ STAGE = "0"  # the label of the only stage so far
 
 _NOT_READY: dict[Status, str] = {
     "loading": "the model is still loading",
-    "asleep": "the model is asleep; POST /v1/omni/wakeup (or wake_up()) wakes it",
+    "asleep": "the model is asleep, until wake_up() or a POST to v1/omni/wakeup",
     "draining": "the server is shutting down",
     "dead": "the model's process is gone",
 }

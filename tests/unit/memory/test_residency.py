@@ -139,3 +139,11 @@ def test_offloading_that_saves_nothing_is_pointed_out(caplog: pytest.LogCaptureF
     assert not caplog.records
     place(tenants(model()), MemoryConfig(enable_cpu_offload=True), CPU)
     assert "the device is the CPU" in caplog.text
+
+
+def test_components_that_share_weights_are_refused() -> None:
+    modules = model()
+    modules["low"].leave.weight = modules["high"].leave.weight
+    with pytest.raises(ConfigError, match=r"high and low share leave\.weight"):
+        place(tenants(modules), MemoryConfig(enable_cpu_offload=True), CPU)
+    place(tenants(modules), MemoryConfig(), CPU)
