@@ -37,6 +37,8 @@ class Denoiser:
                 continue
             kind = torch.float32 if in_fp32 & set(name.split(".")) else dtype
             value = torch.empty(tensor.shape, dtype=kind, device=device).normal_(0, 0.02, generator=generator)
+            if tensor.ndim == 1 and not name.endswith("bias"):
+                value += 1  # a gain: with gains near zero a deep model puts out nothing
             set_tensor(model, (name,), value)
         return model.eval().requires_grad_(False)
 

@@ -86,7 +86,7 @@ DTYPES = ("auto", "bf16", "fp16", "fp32")
 class ModelConfig(Checked):
     """Model: what to load, from where, and how"""
 
-    model: str = knob(help="a folder, a hub id such as Qwen/Qwen-Image, or 'demo' (the embedded model)")
+    model: str = knob(help="a folder, a hub id (OWNER/NAME), or 'demo' (the embedded model)")
     revision: str | None = knob(None, "branch, tag or commit on the hub")
     cache_dir: str | None = knob(None, "where hub downloads are kept (default: the hub's own cache)")
     dtype: str = knob("auto", "auto: bf16 on a GPU, fp32 on a CPU", choices=DTYPES)
@@ -114,9 +114,9 @@ class DeviceConfig(Checked):
 class SchedulerConfig(Checked):
     """Scheduling: what runs together"""
 
-    max_num_seqs: int = knob(8, "requests in flight; 1 runs requests one after the other, unbatched", minimum=1)
+    max_num_seqs: int = knob(8, "outputs in flight; 1 runs them one after the other, unmerged", minimum=1)
     max_batched_tokens: int = knob(
-        16384, "latent tokens in one merged call; a larger single call still runs, alone", minimum=1
+        8192, "latent tokens in one merged call; a call of half of that or more runs alone", minimum=1
     )
     max_queue: int = knob(256, "requests that may wait for a place in flight; more are refused with 429", minimum=0)
 

@@ -107,7 +107,7 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         part = pipeline.components.get(component)
         if part is not None and not part.config.get(flag):
             refused[argument] = f"this checkpoint's {component} has no {flag}"
-    media = {n: MEDIA[n] for n in shape.accepted if n in MEDIA} | dict(family.media)
+    media = {n: MEDIA[n] for n in shape.accepted if n in MEDIA} | dict(family.media + family.optional_media)
     prompt = ("prompt",) if shape.takes("prompt") and not family.prompt_optional else ()
     requests = {field for field, names in FIELDS.items() if any(shape.takes(n) for n in names)}
     others = [n for n in shape.accepted if is_for_requests(n) and not any(n in names for names in FIELDS.values())]
@@ -165,7 +165,7 @@ def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[s
             values[name] = list(value) if isinstance(value, tuple) else value
     for name, items in request.media.items():
         media = [_picture(from_wire(item), name, family) for item in items]
-        values[name] = media[0] if len(media) == 1 else media
+        values[name] = media[0] if len(media) == 1 and not name.endswith("s") else media  # images, reference_images
     for name, value in params.extra_args.items():
         if name in values:
             raise InvalidRequestError(f"extra_args.{name} is also given as a field of its own", param=name)

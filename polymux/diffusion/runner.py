@@ -18,7 +18,7 @@ from polymux.diffusion.call import Call
 from polymux.diffusion.merging import Merger, NotMergeable
 from polymux.diffusion.random_state import RandomState
 from polymux.diffusion.timing import Stopwatch
-from polymux.diffusion.tracebacks import drop_locals
+from polymux.diffusion.tracebacks import drop_frames
 from polymux.errors import GenerationError, OutOfMemoryError
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Runner:
         try:
             parts = self.merger.split(calls, self._run(calls, self.merger.merge(calls)))
         except Exception as error:  # a model may raise anything, and it may be one member's fault
-            drop_locals(error)
+            drop_frames(error)
             return error
         for call, part in zip(calls, parts, strict=True):
             call.finish(part)
@@ -94,13 +94,13 @@ class Runner:
         try:
             call.finish(self._run([call], call.arguments))
         except Exception as error:  # whatever the model raises is the session's to see
-            drop_locals(error)
-            if not is_out_of_memory(error):
+            name, where = call.component.name, drop_frames(error)
+            if is_out_of_memory(error):
+                call.fail(OutOfMemoryError(f"{name}: this request alone does not fit in memory: {error}"))
+                self._free()
+            else:
+                log.warning("%s failed with %s\n%s", name, type(error).__name__, where)
                 call.fail(error)
-                return
-            what = f"{call.component.name}: this request alone does not fit in memory: {error}"
-            call.fail(OutOfMemoryError(what))
-            self._free()
 
     def _run(self, calls: Sequence[Call], arguments: dict[str, Any]) -> Any:
         head = calls[0]

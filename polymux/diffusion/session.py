@@ -23,7 +23,7 @@ from polymux.diffusion.deferred import Deferred, deferrable, promise, specs_of
 from polymux.diffusion.progress import StepCounter, count_steps
 from polymux.diffusion.random_state import RandomState
 from polymux.diffusion.timing import Seconds
-from polymux.diffusion.tracebacks import drop_locals
+from polymux.diffusion.tracebacks import drop_frames
 from polymux.errors import GenerationError, NonFiniteOutputError
 
 STATEFUL = ("scheduler", "guider")  # words in the names of parts that have state of their own
@@ -73,6 +73,7 @@ class Session(CallOwner):
     waiting: list[Call] = field(default_factory=list)  # made since the last suspension, not yet in the engine's queue
     result: Any = None
     error: BaseException | None = None
+    where: str = ""  # the lines that the error came from
     spans: list[tuple[Phase, Seconds]] = field(default_factory=list)  # of the runs that answered its calls
     blocked_on: Call | None = None
     coroutine: Coroutine | None = None
@@ -110,11 +111,12 @@ class Session(CallOwner):
         return calls
 
     def cancel(self) -> None:
-        """End it where it stands, if it has not ended; its batch-mates do not notice."""
+        """End it where it stands, if it has not ended, and let go of all but its numbers; batch-mates do not notice."""
         self.cancelled = True
         if not self.finished:
             self._switch(GreenletExit())
-        self.coroutine = None
+        self.coroutine = self.blocked_on = self.error = None
+        self.waiting.clear()
 
     def _switch(self, exception: BaseException | None) -> None:
         """Enter the coroutine under its own torch settings and random state, and restore the engine's afterwards."""
@@ -129,11 +131,11 @@ class Session(CallOwner):
                 self.coroutine.switch()
             else:
                 self.coroutine.throw(exception)
-        except BaseException as error:  # whatever a pipeline raises has ended this session; an interrupt is not for it
-            drop_locals(error)
+        except Exception as error:
+            self.error, self.where = error, drop_frames(error)
+        except BaseException as error:  # it has ended the session all the same
             self.error = error
-            if not isinstance(error, Exception):
-                raise
+            raise
         finally:
             self.torch_state = TorchState.now(device.type)
             self.random = RandomState.now(device)

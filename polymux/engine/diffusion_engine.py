@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-import traceback
 from typing import Any
 
 import msgspec
@@ -254,7 +253,7 @@ class DiffusionEngine:
         if job is None:  # another output of the same request has failed and ended it
             return
         if session.error is not None:
-            self._fail(job, as_polymux_error(session.error, before_any_call=not session.called))
+            self._fail(job, as_polymux_error(session.error, session.where, before_any_call=not session.called))
             return
         self._close(job, session)
         job.outputs[session.index] = session.result
@@ -297,7 +296,7 @@ class DiffusionEngine:
         self.events.append(Failed(job.request.request_id, error.info()))
 
 
-def as_polymux_error(error: BaseException, before_any_call: bool) -> PolymuxError:
+def as_polymux_error(error: BaseException, where: str, before_any_call: bool) -> PolymuxError:
     """What a pipeline raised, in the terms of this project: before any call it has only looked at its arguments."""
     if isinstance(error, PolymuxError):
         return error
@@ -306,6 +305,5 @@ def as_polymux_error(error: BaseException, before_any_call: bool) -> PolymuxErro
     if before_any_call and isinstance(error, (ValueError, TypeError, NotImplementedError)):
         return InvalidRequestError(f"the pipeline refuses the request: {error}")
     # The message may quote the prompt, which has no place in a log.
-    where = "".join(traceback.format_tb(error.__traceback__))
     log.warning("a request failed with %s\n%s", type(error).__name__, where)
     return GenerationError(f"the model failed: {type(error).__name__}: {error}")

@@ -141,8 +141,11 @@ def _info(error: Exception) -> ErrorInfo:
 
 
 def _diffusion_engine(config: EngineConfig) -> StageEngine:
-    from polymux.engine.diffusion_engine import DiffusionEngine  # torch: only here, in the process that computes
+    from diffusers.utils import logging as diffusers_logging  # torch: only here, in the process that computes
 
+    from polymux.engine.diffusion_engine import DiffusionEngine
+
+    diffusers_logging.set_verbosity_error()  # its pipelines repeat their warnings at every request
     return DiffusionEngine.load(config)
 
 

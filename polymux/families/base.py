@@ -48,6 +48,7 @@ class Family:
     frames_multiple: num_frames - 1 must be a multiple of it.
     fps: frames per second of its videos.
     media: input media that every request must bring: (argument, how many items at most).
+    optional_media: the same for media that a request may bring, where it is fewer than the usual sixteen.
     alpha: input pictures keep their alpha channel.
     warmup: arguments of the warm-up generation, where generic ones would not do.
     """
@@ -70,6 +71,7 @@ class Family:
     frames_multiple: int = 1
     fps: float | None = None
     media: tuple[tuple[str, int], ...] = ()
+    optional_media: tuple[tuple[str, int], ...] = ()
     alpha: bool = False
     warmup: tuple[tuple[str, str | int | float | bool], ...] = ()
 

@@ -37,6 +37,7 @@ COSMOS_2_V2W = Family(
 COSMOS_2_5 = Family(
     name="cosmos-2.5",
     pipelines=("Cosmos2_5_PredictBasePipeline",),
+    optional_media=(("image", 1), ("video", 1)),
     modality="video",
     tasks=("text-to-video", "image-to-video"),
     shared=("padding_mask",),

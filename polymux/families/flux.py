@@ -17,6 +17,7 @@ FLUX = Family(
 FLUX_KONTEXT = Family(
     name="flux-kontext",
     pipelines=("FluxKontextPipeline",),
+    optional_media=(("image", 1),),
     modality="image",
     companions=_COMPANIONS,
     tasks=("image-to-image", "text-to-image"),

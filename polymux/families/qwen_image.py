@@ -22,7 +22,18 @@ QWEN_IMAGE = Family(
 
 QWEN_IMAGE_EDIT = Family(
     name="qwen-image-edit",
-    pipelines=("QwenImageEditPipeline", "QwenImageEditPlusPipeline"),
+    pipelines=("QwenImageEditPipeline",),
+    modality="image",
+    tasks=("image-to-image",),
+    padding=(_PROMPT, CAUSAL_PROMPT),
+    refused=_REFUSED,
+    companions=_COMPANIONS,
+    media=(("image", 1),),
+)
+
+QWEN_IMAGE_EDIT_PLUS = Family(
+    name="qwen-image-edit-plus",
+    pipelines=("QwenImageEditPlusPipeline",),
     modality="image",
     tasks=("image-to-image",),
     padding=(_PROMPT, CAUSAL_PROMPT),
@@ -43,4 +54,4 @@ QWEN_IMAGE_LAYERED = Family(
     alpha=True,
 )
 
-FAMILIES = (QWEN_IMAGE, QWEN_IMAGE_EDIT, QWEN_IMAGE_LAYERED)
+FAMILIES = (QWEN_IMAGE, QWEN_IMAGE_EDIT, QWEN_IMAGE_EDIT_PLUS, QWEN_IMAGE_LAYERED)

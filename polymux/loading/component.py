@@ -45,10 +45,15 @@ class Part:
     def weights(self, flags: LoadFlags) -> Weights:
         """This part's weight files, checked."""
         if is_diffusers_model(self.cls):
-            return find_weights(self.folder, DIFFUSERS_NAMES, flags)
-        if is_transformers_model(self.cls):
-            return find_weights(self.folder, TRANSFORMERS_NAMES, flags)
-        raise CheckpointError(f"{self.folder}: {self.cls.__name__} is a model of neither diffusers nor transformers")
+            naming = DIFFUSERS_NAMES
+        elif is_transformers_model(self.cls):
+            naming = TRANSFORMERS_NAMES
+        else:
+            raise CheckpointError(
+                f"{self.folder}: {self.cls.__name__} is a model of neither diffusers nor transformers"
+            )
+        with reading(self.folder):
+            return find_weights(self.folder, naming, flags)
 
 
 def load_plain(part: Part) -> object:

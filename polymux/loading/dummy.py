@@ -42,7 +42,8 @@ def _diffusers_model(
     cls: type[Any], config: dict[str, object], device: torch.device, dtype: torch.dtype
 ) -> torch.nn.Module:
     model = empty_diffusers_model(cls, config, dtype)
-    _fill(model, device, dtype, cls._keep_in_fp32_modules or ())
+    kept = cls._keep_in_fp32_modules or ()
+    _fill(model, device, dtype, [kept] if isinstance(kept, str) else kept)
     return model
 
 

@@ -55,8 +55,8 @@ def reading(what: str | Path) -> Iterator[None]:
     """Turn the libraries' errors into one CheckpointError that begins with `what`."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(f"{what}: does not fit on the device: {one_line(error)}", param="device") from error
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise ConfigError(f"{what}: does not fit into memory: {one_line(error)}", param="device") from error
     except LIBRARY_ERRORS as error:
         raise CheckpointError(f"{what}: {one_line(error)}") from error
 
@@ -91,10 +91,11 @@ def component_class(library: str, name: str) -> type[Any] | None:
     would run whatever that is."""
     if library not in ("diffusers", "transformers") and not hasattr(diffusers.pipelines, library):
         return None
-    try:
-        found = simple_get_class_obj(library, name)
-    except AttributeError:
-        return None
+    with reading(f"{library}.{name}"):
+        try:
+            found = simple_get_class_obj(library, name)
+        except AttributeError:
+            return None
     return found if isinstance(found, type) else None
 
 

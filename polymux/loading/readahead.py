@@ -10,17 +10,23 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable
+from contextlib import ExitStack
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
 THREAD_NAME = "polymux-read"
-PIECE = 16 * 2**20  # bytes: large enough to keep a disk busy, small enough to share a file among threads
+PIECE = 16 * 2**20  # bytes: smaller pieces cost more time than they share out, larger ones leave threads without work
 
 
 class Piece(NamedTuple):
     file: Path
     offset: int
+
+
+def pieces_of(file: Path) -> list[Piece]:
+    return [Piece(file, offset) for offset in range(0, file.stat().st_size, PIECE)]
 
 
 class ReadAhead:
@@ -53,20 +59,23 @@ class ReadAhead:
             thread.join()
 
     def queue(self, files: Iterable[Path]) -> None:
-        if not self._threads:
-            return
-        for file in files:
-            for offset in range(0, file.stat().st_size, PIECE):
-                self._pieces.put(Piece(file, offset))
+        if self._threads:
+            for file in files:
+                for piece in pieces_of(file):
+                    self._pieces.put(piece)
 
     def _read_pieces(self) -> None:
         buffer = memoryview(bytearray(PIECE))
-        while (piece := self._pieces.get()) is not None:
-            if self._stop.is_set():
-                continue
-            try:
-                with piece.file.open("rb", buffering=0) as stream:
+        with ExitStack() as opened:
+            stream: FileIO | None = None
+            while (piece := self._pieces.get()) is not None:
+                if self._stop.is_set():
+                    continue
+                try:
+                    if stream is None or stream.name != piece.file:
+                        opened.close()
+                        stream = opened.enter_context(FileIO(piece.file))
                     stream.seek(piece.offset)
                     stream.readinto(buffer)
-            except OSError:
-                continue  # the library meets the same error, and there it can be reported
+                except OSError:
+                    stream = None  # the library meets the same error, and there it can be reported

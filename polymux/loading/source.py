@@ -26,7 +26,7 @@ from huggingface_hub.utils import validate_repo_id
 from polymux.config import ModelConfig, hub_offline
 from polymux.errors import CheckpointError, ConfigError
 from polymux.loading.index import CLASSIC_INDEX, MODULAR_INDEX, PipelineIndex, parse_index
-from polymux.loading.libraries import one_line
+from polymux.loading.libraries import one_line, reading
 from polymux.loading.options import LoadFlags, LoadOptions, parse_options
 from polymux.loading.weights import DIFFUSERS_NAMES, TRANSFORMERS_NAMES, choose, is_shard_of
 
@@ -47,12 +47,13 @@ def resolve(config: ModelConfig) -> Path:
     if name == DEMO:
         _refuse_revision(config)
         return Path(str(resources.files("polymux") / "demo_model"))
-    path = Path(name).expanduser()
-    if path.is_dir():
-        _refuse_revision(config)
-        return path.resolve()
-    if path.exists():
-        raise CheckpointError(f"{path}: a file; give the folder of a diffusers checkpoint, or a hub id")
+    with reading(f"model {name[:200]!r}"):
+        path = Path(name).expanduser()
+        if path.is_dir():
+            _refuse_revision(config)
+            return path.resolve()
+        if path.exists():
+            raise CheckpointError(f"{path}: a file; give the folder of a diffusers checkpoint, or a hub id")
     if not _is_hub_id(name):
         raise CheckpointError(f"{name}: no such folder, and not a hub id (OWNER/NAME)")
     return _fetch_pipeline(config, parse_options(config.diffusers_load_kwargs))
@@ -83,7 +84,7 @@ def fetch_component(config: ModelConfig, options: LoadOptions, repo: str, revisi
     if hub_offline():
         return hub.cached()
     names = hub.names()
-    return hub.download(component_files(names, subfolder, options.flags))
+    return hub.download(component_files(names, subfolder, options.flags, weights=config.load_format != "dummy"))
 
 
 def _fetch_pipeline(config: ModelConfig, options: LoadOptions) -> Path:
@@ -99,11 +100,12 @@ def _fetch_pipeline(config: ModelConfig, options: LoadOptions) -> Path:
     folder = hub.download(indices)
     wanted: set[str] = set(indices)
     for name in indices:
-        wanted |= set(pipeline_files(names, parse_index(folder / name), options))
+        index = parse_index(folder / name)
+        wanted |= set(pipeline_files(names, index, options, weights=config.load_format != "dummy"))
     return hub.download(sorted(wanted))
 
 
-def pipeline_files(names: Collection[str], index: PipelineIndex, options: LoadOptions) -> list[str]:
+def pipeline_files(names: Collection[str], index: PipelineIndex, options: LoadOptions, *, weights: bool) -> list[str]:
     """Which of a repository's files the pipeline needs. Components that were given ready-made need none."""
     wanted = [n for n in names if "/" not in n and n.endswith(".json")]
     if options.flags.trust_remote_code:
@@ -111,15 +113,17 @@ def pipeline_files(names: Collection[str], index: PipelineIndex, options: LoadOp
     for entry in index.components.values():
         if entry.name in options.given or (entry.class_name is None and not index.modular):
             continue
-        found = component_files(names, entry.subfolder, options.flags)
+        found = component_files(names, entry.subfolder, options.flags, weights=weights)
         if not found and not index.modular:
-            found = component_files(names, "", options.flags)  # old pipelines of one model keep its files at the root
+            found = component_files(
+                names, "", options.flags, weights=weights
+            )  # old pipelines of one model keep its files at the root
         wanted += found
     return sorted(set(wanted))
 
 
-def component_files(names: Collection[str], subfolder: str, flags: LoadFlags) -> list[str]:
-    """Which of a repository's files one component needs: one set of weights, and all that is not weights."""
+def component_files(names: Collection[str], subfolder: str, flags: LoadFlags, *, weights: bool) -> list[str]:
+    """Which of a repository's files one component needs: all that is not weights, and one set of weights if wanted."""
     prefix = f"{subfolder}/" if subfolder else ""
     inside = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
     if not prefix:
@@ -127,16 +131,21 @@ def component_files(names: Collection[str], subfolder: str, flags: LoadFlags) ->
     wanted = {name for name in inside if PurePosixPath(name).suffix not in WEIGHT_SUFFIXES}
     if not flags.trust_remote_code:
         wanted = {name for name in wanted if not name.endswith(".py")}
+    if weights:
+        wanted |= _weight_files(inside, flags, subfolder or "the repository")
+    return sorted(prefix + name for name in wanted)
+
+
+def _weight_files(inside: Collection[str], flags: LoadFlags, where: str) -> set[str]:
+    """The weights among a component's files: the single file or the index with its shards; none for a tokenizer."""
     mains = [chosen[0] for naming in (DIFFUSERS_NAMES, TRANSFORMERS_NAMES) if (chosen := choose(inside, naming, flags))]
-    for main in mains:
-        wanted |= {main} | {name for name in inside if is_shard_of(main, name)}
     others = sorted(name for name in inside if name.endswith((".safetensors", ".bin")))
     if others and not mains:
         raise CheckpointError(
-            f"{subfolder or 'the repository'}: none of its weights are the ones asked for; it has "
-            f"{', '.join(others[:6])}; diffusers_load_kwargs={{'variant': ..., 'use_safetensors': ...}} chooses"
+            f"{where}: none of its weights are the ones asked for; it has {', '.join(others[:6])}; "
+            "diffusers_load_kwargs={'variant': ..., 'use_safetensors': ...} chooses"
         )
-    return sorted(prefix + name for name in wanted)
+    return {name for name in inside if name in mains or any(is_shard_of(main, name) for main in mains)}
 
 
 class _Hub:

@@ -18,7 +18,6 @@ from polymux.media.wire import to_mode
 
 ImageFormat = Literal["png", "jpeg", "webp"]
 
-MIME_TYPES: dict[ImageFormat, str] = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 EXTENSIONS: dict[str, ImageFormat] = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
 
 _READABLE = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # only these decoders of Pillow ever see uploaded bytes

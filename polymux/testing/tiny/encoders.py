@@ -13,17 +13,36 @@ QWEN_ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1
 QWEN3_ROPE = {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 5000000.0, "mrope_interleaved": True}
 
 
+def _decoder(tok: T.PreTrainedTokenizerBase, layers: int, **kw: Any) -> dict[str, Any]:
+    """The config of a small language model, as most of them spell it."""
+    base = dict(
+        vocab_size=size_of(tok),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=4096,
+    )
+    return base | kw
+
+
+def _vision_tokens(tok: T.Qwen2Tokenizer) -> dict[str, int]:
+    ids = tok.convert_tokens_to_ids
+    return dict(
+        image_token_id=ids("<|image_pad|>"),
+        video_token_id=ids("<|video_pad|>"),
+        vision_start_token_id=ids("<|vision_start|>"),
+        vision_end_token_id=ids("<|vision_end|>"),
+    )
+
+
 def qwen25_vl(tok: T.Qwen2Tokenizer, layers: int = 2, vision: int = 32) -> T.Qwen2_5_VLForConditionalGeneration:
     ids = tok.convert_tokens_to_ids
     config = T.Qwen2_5_VLConfig(
-        text_config=dict(
-            vocab_size=size_of(tok),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=layers,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=4096,
+        text_config=_decoder(
+            tok,
+            layers,
             rope_parameters=QWEN_ROPE,
             bos_token_id=0,
             eos_token_id=ids("<|im_end|>"),
@@ -41,10 +60,7 @@ def qwen25_vl(tok: T.Qwen2Tokenizer, layers: int = 2, vision: int = 32) -> T.Qwe
             window_size=112,
             fullatt_block_indexes=[1],
         ),
-        image_token_id=ids("<|image_pad|>"),
-        video_token_id=ids("<|video_pad|>"),
-        vision_start_token_id=ids("<|vision_start|>"),
-        vision_end_token_id=ids("<|vision_end|>"),
+        **_vision_tokens(tok),
     )
     return T.Qwen2_5_VLForConditionalGeneration(config)
 
@@ -58,18 +74,8 @@ def qwen2vl_processor(tok: T.Qwen2Tokenizer) -> T.Qwen2VLProcessor:
 
 
 def qwen3_config(tok: T.Qwen2Tokenizer, layers: int = 2) -> T.Qwen3Config:
-    return T.Qwen3Config(
-        vocab_size=size_of(tok),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=4096,
-        eos_token_id=tok.convert_tokens_to_ids("<|im_end|>"),
-        tie_word_embeddings=True,
-    )
+    eos = tok.convert_tokens_to_ids("<|im_end|>")
+    return T.Qwen3Config(**_decoder(tok, layers, head_dim=16, eos_token_id=eos, tie_word_embeddings=True))
 
 
 def clip_text(tok: T.CLIPTokenizer, with_projection: bool = False, act: str = "quick_gelu") -> T.PreTrainedModel:
@@ -130,19 +136,8 @@ def qwen3_vl_parts(
 ) -> tuple[T.Qwen2Tokenizer, T.Qwen3VLForConditionalGeneration, T.Qwen3VLProcessor | None]:
     """Tokenizer, model, and the processor where torchvision can be imported."""
     tok = qwen_tokenizer()
-    ids = tok.convert_tokens_to_ids
     config = T.Qwen3VLConfig(
-        text_config=dict(
-            vocab_size=size_of(tok),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=layers,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=16,
-            max_position_embeddings=4096,
-            rope_parameters=QWEN3_ROPE,
-        ),
+        text_config=_decoder(tok, layers, head_dim=16, rope_parameters=QWEN3_ROPE),
         vision_config=dict(
             depth=2,
             hidden_size=32,
@@ -155,10 +150,7 @@ def qwen3_vl_parts(
             num_position_embeddings=16,
             deepstack_visual_indexes=[0],
         ),
-        image_token_id=ids("<|image_pad|>"),
-        video_token_id=ids("<|video_pad|>"),
-        vision_start_token_id=ids("<|vision_start|>"),
-        vision_end_token_id=ids("<|vision_end|>"),
+        **_vision_tokens(tok),
         tie_word_embeddings=True,
     )
     processor = None
@@ -184,16 +176,7 @@ MISTRAL_CHAT = (
 
 def mistral3_config(tok: T.LlamaTokenizer, layers: int) -> T.Mistral3Config:
     return T.Mistral3Config(
-        text_config=T.MistralConfig(
-            vocab_size=size_of(tok),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=layers,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=16,
-            max_position_embeddings=4096,
-        ),
+        text_config=T.MistralConfig(**_decoder(tok, layers, head_dim=16)),
         vision_config=T.PixtralVisionConfig(
             hidden_size=32,
             intermediate_size=64,
@@ -209,15 +192,6 @@ def mistral3_config(tok: T.LlamaTokenizer, layers: int) -> T.Mistral3Config:
 
 
 def gemma2(tok: T.GemmaTokenizer) -> T.Gemma2Model:
-    config = T.Gemma2Config(
-        vocab_size=size_of(tok),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=2048,
-        sliding_window=64,
+    return T.Gemma2Model(
+        T.Gemma2Config(**_decoder(tok, 2, head_dim=16, max_position_embeddings=2048, sliding_window=64))
     )
-    return T.Gemma2Model(config)

@@ -45,6 +45,12 @@ def test_what_is_neither_a_folder_nor_a_hub_id(name: str, tmp_path: Path, monkey
         resolve(ModelConfig(model=name))
 
 
+@pytest.mark.parametrize("name", ["a" * 5000, "~no-such-user/model"])
+def test_names_that_the_system_refuses(name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"model '{name[:20]}"):
+        resolve(ModelConfig(model=name))
+
+
 def test_no_name_at_all() -> None:
     with pytest.raises(ConfigError, match="model=' '"):
         resolve(ModelConfig(model=" "))
@@ -111,7 +117,7 @@ CLASSIC = {
 def files(tmp_path: Path) -> Callable[..., set[str]]:
     def get(names: list[str], index: dict[str, Any], options: LoadOptions, name: str = "model_index.json") -> set[str]:
         (tmp_path / name).write_text(json.dumps(index))
-        return set(pipeline_files(names, parse_index(tmp_path / name), options))
+        return set(pipeline_files(names, parse_index(tmp_path / name), options, weights=True))
 
     return get
 
@@ -178,7 +184,12 @@ def test_old_pipelines_keep_their_model_at_the_root(files: Callable[..., set[str
 def test_only_other_weights_than_those_asked_for() -> None:
     names = ["vae/config.json", "vae/diffusion_pytorch_model.fp16.safetensors"]
     with pytest.raises(CheckpointError, match=r"vae: none of its weights .* diffusion_pytorch_model.fp16.safetensors"):
-        component_files(names, "vae", LoadOptions().flags)
+        component_files(names, "vae", LoadOptions().flags, weights=True)
+
+
+def test_random_weights_need_no_files() -> None:
+    wanted = component_files(REPOSITORY, "transformer", LoadOptions().flags, weights=False)
+    assert wanted == ["transformer/config.json", "transformer/diffusion_pytorch_model.safetensors.index.json"]
 
 
 # Runs in a process of its own, since huggingface_hub reads HF_ENDPOINT when it is imported.

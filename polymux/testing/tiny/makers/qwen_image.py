@@ -69,7 +69,10 @@ def qwen_image_layered(ctx: Ctx) -> D.QwenImageLayeredPipeline:
     ))
 
 
-@tiny("qwen-image-21", needs_torchvision=True, prompt=PROMPT, negative_prompt=NEG, true_cfg_scale=4.0, width=64, height=64)
+@tiny(
+    "qwen-image-21", needs_torchvision=True, prompt=PROMPT, negative_prompt=NEG, true_cfg_scale=4.0, width=64,
+    height=64,
+)
 def qwen_image_21(ctx: Ctx) -> D.QwenImage21Pipeline:
     _, lm, processor = qwen3_vl_parts(layers=4)
     return D.QwenImage21Pipeline(**parts(

@@ -1,0 +1,141 @@
+"""What belongs to a session alone: torch's settings, random numbers, and what a pipeline stores on itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from session_bench import Bench, Double, ones
+
+from polymux.diffusion.session import Session, own_copy
+
+
+def settings() -> tuple[Any, ...]:
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_default_dtype(),
+    )
+
+
+def interleaved(bench: Bench, body: Callable[[Any], Any]) -> list[Session]:
+    """Two sessions of the same body, turn by turn; between the turns the settings are ours."""
+    sessions = [bench.session(body) for _ in range(2)]
+    before = settings()
+    while not all(session.finished for session in sessions):
+        for session in sessions:
+            if session.ready:
+                session.resume()
+            assert settings() == before
+        for session in sessions:
+            bench.runner.execute(session.take_calls())
+            assert settings() == before
+    return sessions
+
+
+def test_grad_mode_is_its_own(bench: Bench) -> None:
+    def body(own: Any) -> list[Any]:
+        seen = []
+        with torch.no_grad():
+            own.text_encoder(ones())
+            seen.append(settings())
+        with torch.enable_grad():
+            own.text_encoder(ones())
+            seen.append(settings())
+        return seen
+
+    for session in interleaved(bench, body):
+        assert [seen[0] for seen in session.result] == [False, True]
+
+
+def test_inference_mode_is_its_own(bench: Bench) -> None:
+    """A pipeline whose call is decorated with it leaves it to nobody, however the sessions interleave."""
+
+    def body(own: Any) -> list[Any]:
+        seen = []
+        with torch.inference_mode():
+            for _ in range(3):
+                out = own.text_encoder(ones())
+                seen.append((settings()[:2], out.is_inference(), torch.ones(1).is_inference()))
+        own.text_encoder(ones())
+        seen.append((settings()[1], torch.ones(1).is_inference()))
+        return seen
+
+    for session in interleaved(bench, body):
+        assert session.result == [((False, True), True, True)] * 3 + [(False, False)]
+
+
+def test_in_inference_mode_nothing_is_deferred(bench: Bench) -> None:
+    """There, a change of an argument in place would go unnoticed."""
+
+    @torch.inference_mode()
+    def body(own: Any) -> torch.Tensor:
+        x = ones()
+        own.transformer(x)
+        first = own.transformer(x)
+        x.add_(1)
+        return first + own.transformer(x)
+
+    session = bench.session(body)
+    bench.finish(session)
+    assert session.error is None and session.result.tolist() == [[6, 6]]
+
+
+def test_autocast_and_the_default_type_are_its_own(bench: Bench) -> None:
+    def body(own: Any) -> list[Any]:
+        seen = []
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            own.text_encoder(ones())
+            seen.append(settings()[2])
+        torch.set_default_dtype(torch.float64)
+        own.text_encoder(ones())
+        seen.append(settings()[2:])
+        return seen
+
+    for session in interleaved(bench, body):
+        assert session.result == [True, (False, torch.float64)]
+
+
+def test_the_default_generator_is_its_own(bench: Bench) -> None:
+    def body(own: Any) -> list[float]:
+        numbers = []
+        for _ in range(3):
+            numbers.append(torch.rand(1).item())
+            own.text_encoder(ones())
+        return numbers
+
+    before = torch.get_rng_state()
+    sessions = [bench.session(body, seed) for seed in (1, 2, 1)]
+    bench.finish(*sessions)
+    wanted = [torch.rand(3, generator=torch.Generator().manual_seed(seed)).tolist() for seed in (1, 2, 1)]
+    assert [session.result for session in sessions] == wanted
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Pipeline:
+    def __init__(self) -> None:
+        self.transformer = Double()
+        self.scheduler = FlowMatchEulerDiscreteScheduler()
+        self.spare = FlowMatchEulerDiscreteScheduler()
+        self.guider = SimpleNamespace(step=0)
+        self.history: list[int] = []
+        self.memory = {"a": 1}
+
+
+def test_schedulers_guiders_and_containers_are_its_own_and_weights_are_not() -> None:
+    pipeline = Pipeline()
+    own = own_copy(pipeline)
+    own.scheduler.set_timesteps(3)
+    own.spare.set_timesteps(3)
+    own.guider.step = 5
+    own.history.append(1)
+    own.memory["a"] = 2
+    own.height = 512
+    assert len(pipeline.scheduler.timesteps) == len(pipeline.spare.timesteps) == 1000
+    assert pipeline.guider.step == 0 and pipeline.history == [] and pipeline.memory == {"a": 1}
+    assert not hasattr(pipeline, "height")
+    assert own.transformer is pipeline.transformer
