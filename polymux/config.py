@@ -8,13 +8,16 @@ value and keeps it to itself. This is also the only module that reads the enviro
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
 import os
 import sys
 import types
 import typing
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -31,10 +34,12 @@ def knob(
     minimum: float | None = None,
     maximum: float | None = None,
     flag: str | None = None,
+    off: str | None = None,
     metavar: str | None = None,
 ) -> Any:
-    """A dataclass field with what is allowed and what it is for. `flag` replaces the flag made from the name."""
-    meta = dict(help=help, choices=choices, minimum=minimum, maximum=maximum, flag=flag, metavar=metavar)
+    """A dataclass field with what is allowed and what it is for. `flag` replaces the flag made from the name; `off` is
+    the flag that sets a bool to False where None, the default, is something else."""
+    meta = dict(help=help, choices=choices, minimum=minimum, maximum=maximum, flag=flag, off=off, metavar=metavar)
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=meta)
     return field(default=default, metadata=meta)
@@ -66,6 +71,8 @@ def _check(f: dataclasses.Field[Any], kind: Any, value: Any) -> None:
         raise ConfigError(f"{name}={value!r}: allowed are {', '.join(meta['choices'])}", param=name)
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name}={value!r}: must be a finite number", param=name)
+    if isinstance(value, str):
+        return
     if meta["minimum"] is not None and value < meta["minimum"]:
         raise ConfigError(f"{name}={value!r}: must be at least {meta['minimum']}", param=name)
     if meta["maximum"] is not None and value > meta["maximum"]:
@@ -136,6 +143,93 @@ class ProcessConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryConfig(Checked):
+    """Memory: where weights are kept when they are not in use (docs/offload.md)"""
+
+    enable_cpu_offload: bool = knob(False, "keep encoders and denoisers on the host, each on the device while it runs")
+    enable_layerwise_offload: bool = knob(False, "stream the denoisers' blocks from the host while they compute")
+    enable_distributed_layerwise_offload: bool = knob(
+        False, "layerwise, for several ranks or several engines of one host"
+    )
+    gpu_memory_limit_gib: float | Literal["auto"] | None = knob(
+        None, "use at most this much device memory and choose what to offload; auto: what is free", minimum=0
+    )
+    dlo_resident_layers: int = knob(0, "layerwise: this many blocks stay on the device", minimum=0)
+    dlo_prefetch_layers: int = knob(
+        2, "layerwise: blocks that are fetched ahead; each takes the device memory of the largest block", minimum=0
+    )
+    dlo_use_allgather: bool | None = knob(
+        None,
+        "distributed: each rank keeps its part of every block, and ranks rebuild them (default: with several ranks)",
+        off="--dlo-no-use-allgather",
+    )
+    dlo_enable_runtime_cache: bool = knob(
+        False, "distributed: keep final weights in one file that all engines of this host map"
+    )
+    dlo_runtime_cache_dir: str | None = knob(None, "where the runtime cache is (default: in the user's cache folder)")
+    dlo_runtime_cache_lock_timeout: float = knob(
+        600.0, "seconds to wait for another engine that writes the entry; then go on without", minimum=0
+    )
+    dlo_runtime_cache_pin_limit_gib: float = knob(
+        0.0, "register a cached denoiser with the device if it is not larger than this; 0: never", minimum=0
+    )
+    dlo_runtime_cache_limit_gib: float | None = knob(
+        None, "evict the least recently used entries of the runtime cache above this size", minimum=0
+    )
+    dlo_runtime_cache_verify: str = knob(
+        "size", "what is checked before an entry is used: sizes and headers, or all bytes", choices=("size", "full")
+    )
+
+    STRATEGIES: ClassVar[tuple[str, ...]] = (
+        "enable_cpu_offload",
+        "enable_layerwise_offload",
+        "enable_distributed_layerwise_offload",
+        "gpu_memory_limit_gib",
+    )
+    NEEDS: ClassVar[dict[str, tuple[str, ...]]] = {  # a knob, and those of which one must be set beside it
+        "dlo_resident_layers": ("enable_layerwise_offload", "enable_distributed_layerwise_offload"),
+        "dlo_prefetch_layers": (
+            "enable_layerwise_offload",
+            "enable_distributed_layerwise_offload",
+            "gpu_memory_limit_gib",
+        ),
+        "dlo_use_allgather": ("enable_distributed_layerwise_offload",),
+        "dlo_enable_runtime_cache": ("enable_distributed_layerwise_offload",),
+        "dlo_runtime_cache_dir": ("dlo_enable_runtime_cache",),
+        "dlo_runtime_cache_lock_timeout": ("dlo_enable_runtime_cache",),
+        "dlo_runtime_cache_pin_limit_gib": ("dlo_enable_runtime_cache",),
+        "dlo_runtime_cache_limit_gib": ("dlo_enable_runtime_cache",),
+        "dlo_runtime_cache_verify": ("dlo_enable_runtime_cache",),
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = {f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
+        strategies = [name for name in self.STRATEGIES if name in given]
+        if len(strategies) > 1:
+            raise _conflict(strategies[0], strategies[1], "each is a strategy of its own; choose one")
+        for name, needed in self.NEEDS.items():
+            if name in given and not given.intersection(needed):
+                raise ConfigError(f"{_flag(name)} acts only with {' or '.join(map(_flag, needed))}", param=name)
+        if self.dlo_enable_runtime_cache and self.dlo_use_allgather:
+            reason = "the cache holds complete blocks, which are not gathered"
+            raise _conflict("dlo_enable_runtime_cache", "dlo_use_allgather", reason)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether weights may have to be on the host: then they are loaded there first."""
+        return any(getattr(self, name) for name in self.STRATEGIES)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _conflict(one: str, other: str, reason: str) -> ConfigError:
+    return ConfigError(f"{_flag(one)} and {_flag(other)} exclude each other: {reason}", param=one)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """All that a stage process needs to know."""
 
@@ -144,6 +238,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
 
     @classmethod
     def from_flat(cls, **values: Any) -> EngineConfig:
@@ -191,8 +286,9 @@ def _required(f: dataclasses.Field[Any]) -> bool:
 
 def without_none(kind: Any) -> Any:
     """`int` for `int | None`; other types as they are."""
-    if isinstance(kind, types.UnionType):
-        (kind,) = [k for k in typing.get_args(kind) if k is not type(None)]
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        kinds = [k for k in typing.get_args(kind) if k is not type(None)]
+        return functools.reduce(operator.or_, kinds)
     return kind
 
 
@@ -202,6 +298,13 @@ def hub_offline() -> bool:
         os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     )
+
+
+def runtime_cache_dir(chosen: str | None = None) -> Path:
+    """Where the runtime cache is: the folder that was chosen, or one in the user's cache folder."""
+    if chosen is not None:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polymux" / "runtime"
 
 
 def stage_environment() -> dict[str, str]:

@@ -6,6 +6,8 @@ crosses from a stage process to the API process travels as an `ErrorInfo` and is
 PolymuxError                      500
  ├─ ConfigError                   exit code 2   a flag, a combination of flags, or a value is impossible
  ├─ CheckpointError               exit code 1   the checkpoint is missing, incomplete or inconsistent
+ ├─ CacheError                    exit code 1   a cache of files on disk cannot be used, read or written
+ ├─ PinnedMemoryError             500           host memory can be neither used nor given back: the process must end
  ├─ InvalidRequestError           400           one field of a request is wrong (names field, value, what is allowed)
  │   └─ ModelNotFoundError        404
  ├─ PayloadTooLargeError          413
@@ -57,6 +59,14 @@ class ConfigError(PolymuxError):
 
 class CheckpointError(PolymuxError):
     code = "invalid_checkpoint"
+
+
+class CacheError(PolymuxError):
+    code = "cache_unusable"
+
+
+class PinnedMemoryError(PolymuxError):
+    code = "pinned_memory_lost"
 
 
 class InvalidRequestError(PolymuxError):

@@ -29,6 +29,16 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_id: str
 
 
+class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
+    """Finish what is in flight, then give the device's memory back. Level 1: weights to the host; 2: dropped."""
+
+    level: int
+
+
+class WakeUp(msgspec.Struct, frozen=True, tag="wake_up"):
+    """Have the weights in place again."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Finish what is in flight, then exit with code 0."""
 
@@ -45,12 +55,25 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
     error: ErrorInfo
 
 
+class Slept(msgspec.Struct, frozen=True, tag="slept"):
+    """The answer to Sleep: the bytes that others have of it; or why nothing has changed."""
+
+    freed: int
+    error: ErrorInfo | None = None
+
+
+class Awake(msgspec.Struct, frozen=True, tag="awake"):
+    """The answer to WakeUp: a generation works again; or why it does not, then the model still sleeps."""
+
+    error: ErrorInfo | None = None
+
+
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
     stats: StageStats
 
 
-ToStage = Start | Add | Abort | Stop
-FromStage = Ready | Fatal | Stats | Progress | Finished | Failed
+ToStage = Start | Add | Abort | Sleep | WakeUp | Stop
+FromStage = Ready | Fatal | Slept | Awake | Stats | Progress | Finished | Failed
 
 LENGTH = struct.Struct("!I")
 MAX_BODY = 2**32 - 1

@@ -101,6 +101,18 @@ class AsyncOmni:
         """End a request; its consumer gets RequestAbortedError. Unknown ids are no error."""
         self._orchestrator.abort(request_id)
 
+    async def sleep(self, level: int = 1) -> int:
+        """Let requests under way finish, then give the device's memory back; the bytes that others have of it.
+
+        Level 1 keeps the weights on the host, level 2 drops them; `wake_up` has them in place again. Until then
+        requests are refused with NotReadyError. Raises ConfigError if this model cannot.
+        """
+        return await self._orchestrator.sleep(level)
+
+    async def wake_up(self) -> None:
+        """Returns when a generation works again."""
+        await self._orchestrator.wake_up()
+
     async def until_dead(self) -> PolymuxError | None:
         """Returns when no generation will ever work again, with the reason; None after an orderly end."""
         return await self._orchestrator.until_dead()
@@ -191,6 +203,14 @@ class Omni:
         if not self._finalizer.alive:
             raise NotReadyError("this Omni is closed")
         return self._loop.call(self._generate_all(requests, use_tqdm))
+
+    def sleep(self, level: int = 1) -> int:
+        """Give the device's memory back until `wake_up`; the bytes that others have of it. See `AsyncOmni.sleep`."""
+        return self._loop.call(self._omni.sleep(level))
+
+    def wake_up(self) -> None:
+        """Returns when a generation works again."""
+        self._loop.call(self._omni.wake_up())
 
     def close(self) -> None:
         """Stop now, leave nothing behind. May be called more than once."""

@@ -152,3 +152,4 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     dtype: str = "float32"
     parameters: int = 0
+    storage: str = ""  # where the weights are, why, and what that costs

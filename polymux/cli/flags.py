@@ -12,7 +12,7 @@ import difflib
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from polymux.config import Checked, field_type, groups_of, without_none
 
@@ -29,7 +29,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
         """Like parse_args, but an unknown flag gets the closest known one as a hint."""
-        namespace, unknown = self.parse_known_args(arguments)
+        # Intermixed: words may stand behind flags too. A parser with subcommands does not know whose words they are.
+        parse = self.parse_known_args if self._subparsers else self.parse_known_intermixed_args
+        namespace, unknown = parse(arguments)
         if unknown:
             wrong = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
             near = difflib.get_close_matches(wrong, list(self._option_string_actions), n=1)
@@ -90,6 +92,9 @@ def _add(target: argparse._ArgumentGroup, f: dataclasses.Field[Any], kind: Any) 
         target.add_argument(flag, action="store_true", **shared)
     elif kind is bool and f.metadata["flag"]:
         target.add_argument(flag, action="store_false", **shared)  # a flag of its own name turns the knob off
+    elif kind is bool and f.metadata["off"]:
+        target.add_argument(flag, action="store_true", **shared)
+        target.add_argument(f.metadata["off"], action="store_false", **shared | {"help": f"the opposite of {flag}"})
     elif kind is bool:
         target.add_argument(flag, action=argparse.BooleanOptionalAction, **shared)
     else:
@@ -105,5 +110,19 @@ def _help(f: dataclasses.Field[Any]) -> str:
     return f"{text} (default: {f.default})" if shown else text
 
 
-_CONVERTERS: dict[Any, Callable[[str], Any]] = {int: int, float: float, dict[str, Any]: json_object}
-_METAVARS: dict[Any, str] = {int: "N", float: "X"}
+def _number_or_auto(text: str) -> float | str:
+    if text == "auto":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number or auto") from None
+
+
+_CONVERTERS: dict[Any, Callable[[str], Any]] = {
+    int: int,
+    float: float,
+    float | Literal["auto"]: _number_or_auto,
+    dict[str, Any]: json_object,
+}
+_METAVARS: dict[Any, str] = {int: "N", float: "X", float | Literal["auto"]: "X|auto"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
@@ -24,11 +24,29 @@ from polymux.errors import GenerationError, OutOfMemoryError
 log = logging.getLogger(__name__)
 
 
+class Weights(Protocol):
+    """Whoever sees to it that a component's weights are on the device while it runs."""
+
+    def before(self, name: str) -> None: ...
+
+    def after(self, name: str) -> None: ...
+
+
+class InPlace:
+    """Weights that are where they are needed, always."""
+
+    def before(self, name: str) -> None:
+        return None
+
+    def after(self, name: str) -> None:
+        return None
+
+
 class Runner:
     """Executes calls and counts them. `unmergeable` names the components that proved so."""
 
-    def __init__(self, merger: Merger, device: torch.device) -> None:
-        self.merger, self.device = merger, device
+    def __init__(self, merger: Merger, device: torch.device, weights: Weights | None = None) -> None:
+        self.merger, self.device, self.weights = merger, device, weights or InPlace()
         self.unmergeable: set[str] = set()
         self.runs: dict[str, int] = {}  # calls that ran, by component
         self.answered: dict[str, int] = {}  # sessions' calls that these answered, by component
@@ -88,6 +106,7 @@ class Runner:
         head = calls[0]
         name = head.component.name
         watch = Stopwatch(self.device)
+        self.weights.before(name)
         before, outside = head.owner.random, RandomState.now(self.device)
         before.apply()
         head.component.weights.cast(head.weights)
@@ -98,6 +117,7 @@ class Runner:
             after = RandomState.now(self.device)
             outside.apply()
             head.component.weights.cast(None)
+            self.weights.after(name)
         if len(calls) == 1:
             head.owner.random = after
         elif not after.equals(before):

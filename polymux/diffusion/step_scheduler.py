@@ -4,6 +4,9 @@ Calls wait in the order in which they were made. Each turn takes the oldest and 
 to a budget of latent tokens; a call of half the budget or more fills the device by itself and runs alone. So every
 session gets one step per round however long it is, an incompatible call at the head only takes its own turn, and
 nothing waits for ever. What a call does is not known here.
+
+Where components move in and out of the device, calls whose component is there go first, so that requests in different
+phases do not throw each other's weights out in every turn; but only for so long.
 """
 
 from __future__ import annotations
@@ -11,6 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 
 from polymux.diffusion.call import Call, CallOwner
+
+PATIENCE = 16  # turns that the oldest call may be passed over in a row
+
+
+def _always(_: Call) -> bool:
+    return True
 
 
 class StepScheduler:
@@ -22,10 +31,12 @@ class StepScheduler:
         may_merge: Callable[[Call], bool],
         key: Callable[[Call], Hashable],
         tokens: Callable[[Call], int],
+        ready: Callable[[Call], bool] = _always,
     ) -> None:
-        self.budget, self.may_merge, self.key, self.tokens = budget, may_merge, key, tokens
+        self.budget, self.may_merge, self.key, self.tokens, self.ready = budget, may_merge, key, tokens, ready
         self.waiting: list[Call] = []
         self._made = 0
+        self._passed_over = 0  # turns for which the oldest call has had to wait for ready ones
 
     def submit(self, calls: Iterable[Call]) -> None:
         for call in calls:
@@ -41,8 +52,11 @@ class StepScheduler:
         """The calls to run now, as one; empty when nothing waits."""
         if not self.waiting:
             return []
-        head, group = self.waiting[0], [self.waiting[0]]
-        others = [c for c in self.waiting[1:] if c.component is head.component and c.method == head.method]
+        head = self._head()
+        group = [head]
+        others = [
+            c for c in self.waiting if c is not head and c.component is head.component and c.method == head.method
+        ]
         if others and self.may_merge(head):
             key, total = self.key(head), self.tokens(head)
             for call in others:
@@ -54,3 +68,12 @@ class StepScheduler:
         taken = set(map(id, group))
         self.waiting = [c for c in self.waiting if id(c) not in taken]
         return group
+
+    def _head(self) -> Call:
+        """The oldest call whose component is ready; but the oldest of all if there is none or it has waited enough."""
+        oldest = self.waiting[0]
+        first = oldest
+        if self._passed_over < PATIENCE:
+            first = next((call for call in self.waiting if self.ready(call)), oldest)
+        self._passed_over = 0 if first is oldest else self._passed_over + 1
+        return first

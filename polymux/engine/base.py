@@ -38,4 +38,13 @@ class StageEngine(Protocol):
 
     def step(self) -> list[Event]: ...
 
+    def sleep(self, level: int) -> int:
+        """Give the device's memory back, when not busy; the bytes that others have of it. Level 1 keeps the weights on
+        the host, level 2 drops them. Raises ConfigError, with everything in place, if it cannot."""
+        ...
+
+    def wake_up(self) -> None:
+        """Have the weights in place again. Raises what loading raises; then the engine still sleeps."""
+        ...
+
     def close(self) -> None: ...

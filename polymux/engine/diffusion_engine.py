@@ -8,31 +8,36 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import torch
 
 from polymux.config import EngineConfig
 from polymux.diffusion.call import Call
-from polymux.diffusion.component import components_of
+from polymux.diffusion.component import Component
 from polymux.diffusion.merging import Merger
 from polymux.diffusion.outputs import media_of, sample_rate_of
-from polymux.diffusion.pipeline_call import CallShape, call_arguments, declared_family, describe
-from polymux.diffusion.runner import Runner, is_out_of_memory
+from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe
+from polymux.diffusion.runner import InPlace, Runner, is_out_of_memory
 from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
 from polymux.diffusion.step_scheduler import StepScheduler
 from polymux.engine.device import resolve_device
 from polymux.engine.job import Job, randomness_of
+from polymux.engine.model import Model
 from polymux.engine.warmup import warmup_request
 from polymux.errors import (
     GenerationError,
     InvalidRequestError,
+    NotReadyError,
     OutOfMemoryError,
     PolymuxError,
     RequestAbortedError,
     from_info,
 )
-from polymux.loading import auto_dtype, load_pipeline
+from polymux.memory.measure import release, used_bytes
+from polymux.memory.residency import Residency
 from polymux.request import Capabilities, Event, Failed, Finished, Media, Request, StageStats
 from polymux.validation import validate
 
@@ -48,31 +53,66 @@ class DiffusionEngine:
         device = resolve_device(config.device.device)
         if config.device.num_threads is not None:
             torch.set_num_threads(config.device.num_threads)
-        dtype = auto_dtype(config.model.dtype, device)
-        return cls(config, load_pipeline(config.model, device, dtype, components=components), device)
+        given = dict(components or {})
+        model = Model.load(config, device, given)
+        return cls(config, model.pipeline, device, model=model, given=given)
 
-    def __init__(self, config: EngineConfig, pipeline: Any, device: torch.device) -> None:
-        """An engine for a pipeline that is loaded already, with its modules on `device`."""
-        self.config, self.pipeline, self.device = config, pipeline, device
-        self.family = declared_family(pipeline)
+    def __init__(
+        self,
+        config: EngineConfig,
+        pipeline: Any,
+        device: torch.device,
+        *,
+        model: Model | None = None,
+        given: dict[str, object] | None = None,
+    ) -> None:
+        """An engine for a pipeline that is loaded already, with its modules on the host or on `device`. `model` is what
+        has been made of it, if it has; `given` are the parts that its checkpoint lacks."""
+        self.config, self.device, self.given = config, device, given or {}
+        self.asleep = 0  # the level
+        self.model: Model | None = model or Model.of(config, pipeline, device)
+        self.family = self.model.family
         self.shape = CallShape.of(pipeline, self.family.modality)
-        self.described = describe(pipeline, self.family, self.shape)
+        described = describe(pipeline, self.family, self.shape)
+        self.described = msgspec.structs.replace(described, storage=self.model.weights.describe())
         self.max_sessions = config.scheduler.max_num_seqs
         if not self.family.pipelines and self.max_sessions > 1:
             # What a pipeline that nobody has looked at does to its components in a call might reach other requests.
             log.warning("%s is of no family that polymux knows: one request at a time", type(pipeline).__name__)
             self.max_sessions = 1
         merger = Merger(self.family.padding, self.family.shared)
-        self.runner = Runner(merger, self.device)
-        self.scheduler = StepScheduler(config.scheduler.max_batched_tokens, self._may_merge, merger.key, merger.tokens)
+        self.runner = Runner(merger, self.device, self.weights)
+        self.scheduler = StepScheduler(
+            config.scheduler.max_batched_tokens,
+            self._may_merge,
+            merger.key,
+            merger.tokens,
+            ready=lambda call: self.weights.ready(call.component.name),
+        )
         collect = self.family.collect_guidance and self.max_sessions > 1
-        self.components = components_of(pipeline.components.items(), self.family.denoisers)
         self.settings = SessionSettings(self.device, ResultSpecs(), collect, self.components)
-        for component in self.components:
-            component.attach()
         self.jobs: dict[str, Job] = {}
         self.events: list[Event] = []
         self.totals = {"steps": 0.0, "encode": 0.0, "denoise": 0.0, "decode": 0.0}  # of sessions that have ended
+
+    @property
+    def loaded(self) -> Model:
+        """The model. Raises NotReadyError while there is none."""
+        if self.model is None:
+            raise NotReadyError("the model is asleep, and its weights are dropped")
+        return self.model
+
+    @property
+    def pipeline(self) -> Any:
+        return self.loaded.pipeline
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        return self.loaded.components
+
+    @property
+    def weights(self) -> Residency:
+        return self.loaded.weights
 
     @property
     def capabilities(self) -> Capabilities:
@@ -97,6 +137,8 @@ class DiffusionEngine:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequestError; then the engine holds nothing of it."""
+        if self.asleep:
+            raise NotReadyError("the model is asleep")
         validate(request, self.described, self.config.limits)
         call_arguments(request, self.shape, self.family)
         if request.request_id in self.jobs:
@@ -139,8 +181,42 @@ class DiffusionEngine:
     def close(self) -> None:
         for job in list(self.jobs.values()):
             self._fail(job, RequestAbortedError("the engine was closed"))
-        for component in self.components:
-            component.detach()
+        if self.model is not None:
+            self.model.close()
+
+    # Sleep: level 1 moves the weights to the host, level 2 drops the model and loads it again.
+
+    def sleep(self, level: int) -> int:
+        """Give the device's memory back; the bytes that others have of it. Only when the engine is not busy.
+
+        Raises ConfigError, with everything in place, if the weights cannot be moved.
+        """
+        if self.busy or self.asleep:
+            raise NotReadyError("the engine is busy" if self.busy else f"the engine sleeps, at level {self.asleep}")
+        before = used_bytes(self.device)
+        if level == 1:
+            self.weights.sleep()
+        else:
+            self.loaded.close()
+            self.model, self.runner.weights = None, InPlace()
+            self.settings = replace(self.settings, components=())
+        self.asleep = level
+        release(self.device)
+        return max(before - used_bytes(self.device), 0)
+
+    def wake_up(self) -> None:
+        """The opposite of `sleep`. Raises what loading raises, and OutOfMemoryError; then it sleeps on."""
+        try:
+            if self.asleep == 1:
+                self.weights.wake()
+            elif self.asleep == 2:
+                self.model = Model.load(self.config, self.device, self.given)
+                self.runner.weights = self.weights
+                self.settings = replace(self.settings, components=self.components)
+        except torch.OutOfMemoryError as error:
+            release(self.device)
+            raise OutOfMemoryError(f"there is no room to wake up: {error}") from None
+        self.asleep = 0
 
     def _may_merge(self, call: Call) -> bool:
         component = call.component

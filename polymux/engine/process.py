@@ -21,7 +21,7 @@ from polymux.config import EngineConfig
 from polymux.engine.base import StageEngine
 from polymux.engine.channel import Channel
 from polymux.errors import ErrorInfo, GenerationError, PayloadTooLargeError, PolymuxError
-from polymux.messages import Abort, Add, Fatal, Ready, Start, Stats, Stop, ToStage
+from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Start, Stats, Stop, ToStage, WakeUp
 from polymux.request import Event, Failed, Finished, Request, StageStats
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,10 @@ class Stage:
                 self._add(engine, request)
             case Abort(request_id):
                 engine.abort(request_id)
+            case Sleep(level):
+                self._sleep(engine, level)
+            case WakeUp():
+                self._wake_up(engine)
             case Stop():
                 self._stopping = True
             case Start():
@@ -97,6 +101,21 @@ class Stage:
             if not isinstance(error, PolymuxError):
                 log.exception("request %s was not accepted", request.request_id)
             self._channel.send(Failed(request.request_id, _info(error)))
+
+    def _sleep(self, engine: StageEngine, level: int) -> None:
+        while engine.busy:
+            self._send(engine, engine.step())
+        try:
+            self._channel.send(Slept(engine.sleep(level)))
+        except PolymuxError as error:
+            self._channel.send(Slept(0, error.info()))
+
+    def _wake_up(self, engine: StageEngine) -> None:
+        try:
+            engine.wake_up()
+            self._channel.send(Awake())
+        except PolymuxError as error:
+            self._channel.send(Awake(error.info()))
 
     def _send(self, engine: StageEngine, events: list[Event]) -> None:
         ended = any(isinstance(event, (Finished, Failed)) for event in events)

@@ -7,6 +7,7 @@ STABLE_AUDIO = Family(
     pipelines=("StableAudioPipeline",),
     modality="audio",
     tasks=("text-to-audio",),
+    blocks=("transformer_blocks",),
 )
 
 ACE_STEP = Family(
@@ -16,6 +17,7 @@ ACE_STEP = Family(
     tasks=("text-to-audio",),
     merge=frozenset({"denoiser", "decoder"}),
     unmerged_because="its condition encoder packs the reference sounds of all samples",
+    blocks=("layers",),
 )
 
 FAMILIES = (

@@ -38,6 +38,8 @@ class Family:
     padding: arguments whose length may differ between merged calls.
     shared: arguments of the denoiser that are the same for all samples of a call although their form says otherwise.
     denoisers: components that are denoisers although their names do not tell.
+    blocks: the containers of the denoisers' blocks (lists of blocks, or single ones), in the order in which a forward
+        runs them; needed where diffusers does not name the blocks' classes, or registers them in another order.
     refused: arguments that checkpoints ignore unless a component's config flag holds: (argument, component, flag).
     companions: arguments that act only beside another one: (argument, companion, value). A missing companion gets
         the value; None refuses the request.
@@ -61,6 +63,7 @@ class Family:
     padding: tuple[Padding, ...] = ()
     shared: tuple[str, ...] = ()
     denoisers: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
     refused: tuple[tuple[str, str, str], ...] = ()
     companions: tuple[tuple[str, str, str | None], ...] = ()
     prompt_optional: bool = False

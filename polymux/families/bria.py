@@ -7,6 +7,7 @@ BRIA = Family(
     pipelines=("BriaPipeline",),
     modality="image",
     tasks=("text-to-image",),
+    blocks=("transformer_blocks", "single_transformer_blocks"),
 )
 
 BRIA_FIBO = Family(

@@ -9,6 +9,7 @@ HIDREAM_I1 = Family(
     tasks=("text-to-image",),
     merge=frozenset({"encoder", "decoder"}),
     unmerged_because="the routing of its experts sees the whole batch",
+    blocks=("double_stream_blocks", "single_stream_blocks"),
 )
 
 FAMILIES = (HIDREAM_I1,)

@@ -7,6 +7,7 @@ LUMINA2 = Family(
     pipelines=("Lumina2Pipeline",),
     modality="image",
     tasks=("text-to-image",),
+    blocks=("context_refiner", "noise_refiner", "layers"),
 )
 
 FAMILIES = (LUMINA2,)

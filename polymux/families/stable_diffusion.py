@@ -2,11 +2,14 @@
 
 from polymux.families.base import Family
 
+_UNET_BLOCKS = ("down_blocks", "mid_block", "up_blocks")
+
 SD15 = Family(
     name="sd15",
     pipelines=("StableDiffusionPipeline",),
     modality="image",
     tasks=("text-to-image",),
+    blocks=_UNET_BLOCKS,
 )
 
 SDXL = Family(
@@ -14,6 +17,7 @@ SDXL = Family(
     pipelines=("StableDiffusionXLPipeline",),
     modality="image",
     tasks=("text-to-image",),
+    blocks=_UNET_BLOCKS,
 )
 
 SD3 = Family(
@@ -28,6 +32,7 @@ SD15_IMG2IMG = Family(
     pipelines=("StableDiffusionImg2ImgPipeline",),
     modality="image",
     tasks=("image-to-image",),
+    blocks=_UNET_BLOCKS,
     media=(("image", 1),),
 )
 
@@ -36,6 +41,7 @@ SD15_INPAINT = Family(
     pipelines=("StableDiffusionInpaintPipeline",),
     modality="image",
     tasks=("inpainting",),
+    blocks=_UNET_BLOCKS,
     media=(("image", 1), ("mask_image", 1)),
 )
 
@@ -44,6 +50,7 @@ SDXL_IMG2IMG = Family(
     pipelines=("StableDiffusionXLImg2ImgPipeline",),
     modality="image",
     tasks=("image-to-image",),
+    blocks=_UNET_BLOCKS,
     media=(("image", 1),),
 )
 

@@ -31,6 +31,7 @@ WAN_VACE = Family(
     size_multiple=16,
     frames_multiple=4,
     fps=16.0,
+    blocks=("vace_blocks", "blocks"),
 )
 
 SKYREELS_V2 = Family(

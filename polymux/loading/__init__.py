@@ -1,7 +1,8 @@
 """From a name to a placed pipeline."""
 
+from polymux.loading.cached import CachedLoader
 from polymux.loading.dtypes import auto_dtype
 from polymux.loading.pipeline import load_pipeline
 from polymux.loading.source import resolve
 
-__all__ = ["auto_dtype", "load_pipeline", "resolve"]
+__all__ = ["CachedLoader", "auto_dtype", "load_pipeline", "resolve"]

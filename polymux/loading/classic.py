@@ -24,6 +24,7 @@ class ClassicPlan:
     """The parts of a classic pipeline, and what to do with them once they are made."""
 
     def __init__(self, cls: type[Any], index: PipelineIndex, options: LoadOptions) -> None:
+        self.class_name = cls.__name__
         self._cls = cls
         self._index = index
         self._given = options.given

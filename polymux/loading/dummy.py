@@ -11,10 +11,10 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-import accelerate
 import torch
 
 from polymux.loading.component import Part, place
+from polymux.loading.empty import empty_diffusers_model
 from polymux.loading.index import read_json
 from polymux.loading.libraries import is_diffusers_model, is_transformers_model, reading
 
@@ -41,14 +41,7 @@ def dummy_model(part: Part, device: torch.device, dtype: torch.dtype) -> torch.n
 def _diffusers_model(
     cls: type[Any], config: dict[str, object], device: torch.device, dtype: torch.dtype
 ) -> torch.nn.Module:
-    """As `from_pretrained` does it: parameters without storage and real buffers, made while `dtype` is the default."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with accelerate.init_empty_weights(include_buffers=False):
-            model: torch.nn.Module = cls.from_config(config)
-    finally:
-        torch.set_default_dtype(before)
+    model = empty_diffusers_model(cls, config, dtype)
     kept = cls._keep_in_fp32_modules or ()
     _fill(model, device, dtype, [kept] if isinstance(kept, str) else kept)
     return model

@@ -35,6 +35,7 @@ class ModularPlan:
                 self._pipeline = cls.from_pretrained(root, trust_remote_code=trust, local_files_only=True)
             else:  # `from_pretrained` would choose a class of its own by the classic index
                 self._pipeline = cls(pretrained_model_name_or_path=root, local_files_only=True)
+        self.class_name = type(self._pipeline).__name__
         components = set(self._pipeline.component_names)
         values = {name for name in self._pipeline.config if not name.startswith("_") and name not in components}
         options.check_names(components | values, type(self._pipeline).__name__)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -17,6 +18,8 @@ import torch
 
 from polymux.config import ModelConfig
 from polymux.errors import CheckpointError, ConfigError
+from polymux.families import family_of
+from polymux.loading.cached import CachedLoader
 from polymux.loading.classic import ClassicPlan
 from polymux.loading.component import Part, load_model, load_plain, place
 from polymux.loading.dummy import dummy_model
@@ -36,6 +39,7 @@ Pipeline: TypeAlias = "diffusers.DiffusionPipeline | diffusers.ModularPipeline"
 class Plan(Protocol):
     """The parts of one pipeline, and how they are put together."""
 
+    class_name: str
     parts: list[Part]
 
     def assemble(self, made: Mapping[str, object]) -> Pipeline: ...
@@ -47,22 +51,27 @@ def load_pipeline(
     dtype: torch.dtype,
     *,
     components: Mapping[str, object] | None = None,
+    cached: CachedLoader | None = None,
 ) -> Pipeline:
     """Load a pipeline: every component on `device`, in eval mode, without gradients and progress bars.
 
-    `components` are ready-made ones by name, used in place of the checkpoint's. Raises CheckpointError if the
-    checkpoint is missing, incomplete or inconsistent, and ConfigError if the settings ask for what cannot be.
+    `components` are ready-made ones by name, used in place of the checkpoint's. `cached` loads the denoisers, by way of
+    the runtime cache; they are on the host, so `device` must be the CPU. Raises CheckpointError if the checkpoint is
+    missing, incomplete or inconsistent, and ConfigError if the settings ask for what cannot be.
     """
     start = time.perf_counter()
     options = parse_options(config.diffusers_load_kwargs, components)
     folder = resolve(config)
     with quiet():
         plan = _plan(folder, config, options)
+        if cached is not None:
+            cached.family = family_of(plan.class_name)
         if config.load_format == "dummy":
-            made = _make_up(plan.parts, device, dtype)
+            made = _make_up(plan.parts, device, dtype, cached)
         else:
             threads = config.num_weight_load_threads if config.enable_multithread_weight_load else 0
-            made = _load(plan.parts, device, dtype, options.flags, threads)
+            with ReadAhead(threads) as ahead:
+                made = _load(plan.parts, device, dtype, options.flags, ahead, cached)
         pipeline = plan.assemble(made)
         pipeline.set_progress_bar_config(disable=True)
         for name, component in pipeline.components.items():
@@ -116,24 +125,45 @@ def _class_of(index: PipelineIndex, flags: LoadFlags) -> type:
     return found
 
 
-def _make_up(parts: Sequence[Part], device: torch.device, dtype: torch.dtype) -> dict[str, object]:
-    return {part.name: dummy_model(part, device, dtype) if part.has_weights else load_plain(part) for part in parts}
+def _make_up(
+    parts: Sequence[Part], device: torch.device, dtype: torch.dtype, cached: CachedLoader | None
+) -> dict[str, object]:
+    made: dict[str, object] = {}
+    for part in parts:
+        if not part.has_weights:
+            made[part.name] = load_plain(part)
+        elif cached is not None and cached.wants(part):
+            made[part.name] = cached.make_up(part, dtype)
+        else:
+            made[part.name] = dummy_model(part, device, dtype)
+    return made
 
 
 def _load(
-    parts: Sequence[Part], device: torch.device, dtype: torch.dtype, flags: LoadFlags, threads: int
+    parts: Sequence[Part],
+    device: torch.device,
+    dtype: torch.dtype,
+    flags: LoadFlags,
+    ahead: ReadAhead,
+    cached: CachedLoader | None,
 ) -> dict[str, object]:
-    """Check all files of all parts, then load the parts in order, reading one ahead."""
+    """Check all files of all parts, then load the parts in order, reading one ahead.
+
+    What the cache may have is not read ahead: it says itself when its files are needed.
+    """
     weights = {part.name: part.weights(flags) for part in parts if part.has_weights}
     if flags.variant is not None and all(w.variant is None for w in weights.values()):
         raise CheckpointError(f"no component has weights of the variant {flags.variant!r}")
     made: dict[str, object] = {part.name: load_plain(part) for part in parts if not part.has_weights}
-    models = [part for part in parts if part.has_weights]
-    with ReadAhead(threads) as ahead:
-        _queue(ahead, weights, models[:1])
-        for number, part in enumerate(models, start=1):
-            _queue(ahead, weights, models[number : number + 1])
-            made[part.name] = load_model(part, weights[part.name], device, dtype, flags)
+    if cached is not None:
+        for part in filter(cached.wants, parts):
+            files = weights[part.name].files
+            made[part.name] = cached.load(part, weights[part.name], dtype, flags, partial(ahead.queue, files))
+    models = [part for part in parts if part.name not in made]
+    _queue(ahead, weights, models[:1])
+    for number, part in enumerate(models, start=1):
+        _queue(ahead, weights, models[number : number + 1])
+        made[part.name] = load_model(part, weights[part.name], device, dtype, flags)
     return made
 
 

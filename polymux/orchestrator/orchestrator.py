@@ -1,5 +1,7 @@
 """Owns the stage of a model and the requests that are under way: the one place that knows whether a generation works.
 
+               asleep
+                 ↕
     loading ──> ready ──> draining ──> dead
        ^──────────┘ └───────────────────^      when the stage dies; with --restart-stages it is loaded again
 
@@ -11,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Literal
 
 from polymux.config import EngineConfig
 from polymux.errors import InvalidRequestError, NotReadyError, PolymuxError, StageDeadError, from_info
-from polymux.messages import Abort, Add, Fatal, Ready, Stats
+from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Stats, WakeUp
 from polymux.metrics import Metrics
 from polymux.orchestrator.admission import admit
 from polymux.orchestrator.launch import MakeStage, RunningStage, destroy, launch, relaunch
@@ -26,11 +28,12 @@ from polymux.request import Capabilities, Finished, Progress, Request, StageStat
 
 log = logging.getLogger(__name__)
 
-Status = Literal["loading", "ready", "draining", "dead"]
+Status = Literal["loading", "ready", "asleep", "draining", "dead"]
 STAGE = "0"  # the label of the only stage so far
 
 _NOT_READY: dict[Status, str] = {
     "loading": "the model is still loading",
+    "asleep": "the model is asleep, until wake_up() or a POST to v1/omni/wakeup",
     "draining": "the server is shutting down",
     "dead": "the model's process is gone",
 }
@@ -52,6 +55,9 @@ class Orchestrator:
         self._keeper: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()  # ready for the first time, or dead
         self._dead = asyncio.Event()
+        self._turn = asyncio.Lock()  # one goes to sleep, or wakes up, at a time
+        self._answer: asyncio.Future[Slept | Awake] | None = None
+        self._naps: set[asyncio.Task[int]] = set()
         self.metrics.watch("stage_ready", "1 if a generation would work now.", lambda: float(self.status == "ready"))
 
     async def start(self) -> None:
@@ -107,6 +113,21 @@ class Orchestrator:
             raise NotReadyError(_NOT_READY[self.status])
         return self._running
 
+    async def sleep(self, level: int) -> int:
+        """Finish what is under way, take nothing new, give the device's memory back: the bytes that others have of it.
+
+        Level 1 keeps the weights on the host, level 2 drops them. Raises InvalidRequestError, NotReadyError, and
+        ConfigError if this model cannot.
+        """
+        if level not in (1, 2):
+            what = f"level={level!r}: allowed are 1 (weights to the host) and 2 (weights dropped)"
+            raise InvalidRequestError(what, param="level")
+        return await self._uninterrupted(self._sleep(level))
+
+    async def wake_up(self) -> None:
+        """Returns when a generation works again. Raises NotReadyError, and what loading raises."""
+        await self._uninterrupted(self._wake_up())
+
     async def until_dead(self) -> PolymuxError | None:
         """Returns when no generation will ever work again, with the reason; None after an orderly end."""
         await self._dead.wait()
@@ -135,6 +156,46 @@ class Orchestrator:
         """End the stage's process now. For when the event loop cannot do it: callable from any thread."""
         if self._running is not None:
             self._running.stage.kill()
+
+    async def _uninterrupted(self, nap: Coroutine[None, None, int]) -> int:
+        """Whoever asked may leave; what has begun goes on, and the status stays true."""
+        task = asyncio.create_task(nap)
+        self._naps.add(task)
+        task.add_done_callback(self._naps.discard)
+        return await asyncio.shield(task)
+
+    async def _sleep(self, level: int) -> int:
+        async with self._turn:
+            self.check_ready()
+            self.status = "asleep"
+            await self._tickets.until_none_live()
+            answer = await self._ask(Sleep(level))
+            if not isinstance(answer, Slept) or answer.error is not None:
+                if self.status == "asleep":
+                    self.status = "ready"
+                raise from_info(answer.error) if answer.error else StageDeadError("the stage process woke up instead")
+            return answer.freed
+
+    async def _wake_up(self) -> int:
+        async with self._turn:
+            if self.status != "ready":
+                answer = await self._ask(WakeUp())
+                if answer.error is not None:
+                    raise from_info(answer.error)
+                if self.status == "asleep":
+                    self.status = "ready"
+            return 0
+
+    async def _ask(self, message: Sleep | WakeUp) -> Slept | Awake:
+        """Send to the sleeping stage and wait for its answer. Raises NotReadyError, StageDeadError."""
+        if self.status != "asleep" or self._running is None:
+            raise NotReadyError(_NOT_READY[self.status])
+        self._answer = asyncio.get_running_loop().create_future()
+        self._running.stage.send(message)
+        try:
+            return await self._answer
+        finally:
+            self._answer = None
 
     async def _stop(self) -> None:
         if self._running is None:
@@ -186,6 +247,9 @@ class Orchestrator:
                         self.stats = stats
                     case Fatal(error):
                         return from_info(error)
+                    case Slept() | Awake():
+                        if self._answer is not None:
+                            self._answer.set_result(message)
                     case Ready():
                         return StageDeadError("the stage process reported ready twice")
                     case event:
@@ -197,10 +261,12 @@ class Orchestrator:
 
     def _lose(self) -> None:
         """The stage is gone: tell everybody who waits for it, at once."""
-        again = self.status == "ready" and self.config.process.restart_stages
+        again = self.status in ("ready", "asleep") and self.config.process.restart_stages
         self.status = "loading" if again else "dead"
         self._running = None
         self._tickets.fail_all(StageDeadError("the model's process died while it held the request"))
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(StageDeadError("the model's process died on its way to sleep or from it"))
 
     def _end(self) -> None:
         self.kill()

@@ -75,6 +75,25 @@ class ImagesResponse(BaseModel):
     seed: int | None = Field(None, description="of the first picture")
 
 
+class SleepRequest(Body):
+    """POST /v1/omni/sleep"""
+
+    stage_ids: list[Literal[0]] | None = Field(default=None, description="there is one stage")
+    level: Literal[1, 2] = Field(
+        default=1, description="1: weights to host memory; 2: weights dropped, loaded again later"
+    )
+
+
+class SleepResponse(BaseModel):
+    status: Literal["asleep"] = "asleep"
+    level: int
+    freed_bytes: int = Field(description="memory of the device that others have now")
+
+
+class WakeUpResponse(BaseModel):
+    status: Literal["ready"] = "ready"
+
+
 class ErrorDetail(BaseModel):
     message: str
     type: str

@@ -79,6 +79,8 @@ async def _live(omni: AsyncOmni, stop: asyncio.Event, serving: asyncio.Task[None
         await asyncio.wait((starting, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()  # raises what kept the model from loading
+            if omni.capabilities is not None:
+                logger.info("%s", omni.capabilities.storage)
             logger.info("Ready")
             await asyncio.wait((dead, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():

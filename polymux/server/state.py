@@ -37,6 +37,14 @@ class Generator(Protocol):
         """Raises NotReadyError unless a generation would work now."""
         ...
 
+    async def sleep(self, level: int) -> int:
+        """Give the device's memory back; the bytes. Raises PolymuxError."""
+        ...
+
+    async def wake_up(self) -> None:
+        """Returns when a generation works again. Raises PolymuxError."""
+        ...
+
     def generate(
         self, prompt: Prompt, sampling_params: OmniDiffusionSamplingParams, *, request_id: str | None = None
     ) -> AsyncGenerator[Progress | OmniRequestOutput]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_a_merged_call_that_does_not_fit_runs_in_parts(pipeline: Any) -> None:
         greedy(denoiser, args, kwargs)
         return entry.original(*args, **kwargs)
 
-    component.entries["forward"] = type(entry)(entry.owner, entry.name, forward, entry.signature)
+    component.entries["forward"] = replace(entry, original=forward)
     assert denoiser.__dict__["forward"] is original
     for seed in range(5):
         engine.add(request(str(seed), seed))
@@ -133,7 +134,7 @@ def test_one_that_cannot_fit_fails_alone(pipeline: Any) -> None:
             torch.empty(torch.cuda.get_device_properties(DEVICE).total_memory, dtype=torch.uint8, device=DEVICE)
         return entry.original(*args, **kwargs)
 
-    component.entries["forward"] = type(entry)(entry.owner, entry.name, forward, entry.signature)
+    component.entries["forward"] = replace(entry, original=forward)
     large = OmniDiffusionSamplingParams(height=96, width=96, num_inference_steps=4, seed=1, output_type="np")
     engine.add(Request(request_id="large", prompt="a photo of a cat", params=large))
     engine.add(request("small", 1))

@@ -30,13 +30,14 @@ LAYERS = (
     ("engine",),
     ("diffusion",),
     ("loading",),
+    ("memory",),
     ("media", "families"),
     ("validation", "messages", "metrics", "config", "request", "errors", "version"),
 )
 RANK = {unit: rank for rank, row in enumerate(LAYERS) for unit in row}
 
 # They run in the API process; of the engine, only the modules at its border are imported there.
-WITHOUT_TORCH = {"cli", "server", *LAYERS[3], "orchestrator", *LAYERS[8], *LAYERS[9]}
+WITHOUT_TORCH = {"cli", "server", *LAYERS[3], "orchestrator", *LAYERS[9], *LAYERS[10]}
 TENSORS = ("torch", "diffusers", "transformers", "greenlet")
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60

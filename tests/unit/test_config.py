@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from polymux.config import (
     EngineConfig,
     LimitsConfig,
+    MemoryConfig,
     ModelConfig,
     ProcessConfig,
     SchedulerConfig,
@@ -51,6 +52,8 @@ def test_every_knob_is_documented_and_refuses_the_wrong_type(group: type, f: dat
 @pytest.mark.parametrize(("group", "f"), KNOBS, ids=lambda v: getattr(v, "name", ""))
 def test_every_range_is_enforced(group: type, f: dataclasses.Field[Any]) -> None:
     kind = without_none(field_type(group, f.name))
+    if kind == float | Literal["auto"]:
+        kind = float
     outside: list[Any] = []
     if f.metadata["minimum"] is not None:
         outside.append(kind(f.metadata["minimum"] - 1))
@@ -117,3 +120,50 @@ def test_a_config_survives_the_way_to_the_stage() -> None:
 def test_configs_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         ServerConfig().port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        (
+            {"enable_cpu_offload": True, "enable_layerwise_offload": True},
+            "--enable-cpu-offload --enable-layerwise-offload",
+        ),
+        (
+            {"enable_layerwise_offload": True, "enable_distributed_layerwise_offload": True},
+            "--enable-layerwise-offload --enable-distributed-layerwise-offload",
+        ),
+        ({"enable_cpu_offload": True, "gpu_memory_limit_gib": "auto"}, "--enable-cpu-offload --gpu-memory-limit-gib"),
+        (
+            {"enable_layerwise_offload": True, "gpu_memory_limit_gib": 8},
+            "--enable-layerwise-offload --gpu-memory-limit-gib",
+        ),
+        (
+            {"enable_distributed_layerwise_offload": True, "dlo_enable_runtime_cache": True, "dlo_use_allgather": True},
+            "--dlo-enable-runtime-cache --dlo-use-allgather",
+        ),
+        ({"dlo_resident_layers": 3}, "--dlo-resident-layers --enable-layerwise-offload"),
+        ({"enable_cpu_offload": True, "dlo_resident_layers": 3}, "--dlo-resident-layers --enable-layerwise-offload"),
+        (
+            {"enable_layerwise_offload": True, "dlo_use_allgather": False},
+            "--dlo-use-allgather --enable-distributed-layerwise-offload",
+        ),
+        (
+            {"enable_distributed_layerwise_offload": True, "dlo_runtime_cache_dir": "/c"},
+            "--dlo-runtime-cache-dir --dlo-enable-runtime-cache",
+        ),
+    ],
+)
+def test_memory_flags_that_cannot_act_together_are_refused_by_name(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        MemoryConfig(**values)
+    for flag in named.split():
+        assert flag in caught.value.message
+    assert caught.value.param in values
+
+
+def test_an_automatic_memory_limit_is_a_word_or_a_number() -> None:
+    assert MemoryConfig(gpu_memory_limit_gib="auto").gpu_memory_limit_gib == "auto"
+    assert MemoryConfig(gpu_memory_limit_gib=24).gpu_memory_limit_gib == 24
+    with pytest.raises(ConfigError, match="gpu_memory_limit_gib='much'"):
+        MemoryConfig(gpu_memory_limit_gib="much")  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -14,6 +14,7 @@ from polymux.config import (
     Checked,
     EngineConfig,
     LimitsConfig,
+    MemoryConfig,
     ServerConfig,
     build,
     field_type,
@@ -35,13 +36,28 @@ def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
         return [flag if f.metadata["flag"] or not f.default else "--no-" + flag[2:]], not f.default
     if f.metadata["choices"]:
         value: Any = next(choice for choice in f.metadata["choices"] if choice != f.default)
-    elif kind is int or kind is float:
+    elif kind in (int, float, float | Literal["auto"]):
+        kind = int if kind is int else float
         value = kind((f.default or 0) + 1)
     elif kind is str:
         value = "another"
     else:
         value = {"a": [1, None, {"b": "c"}]}
     return [flag, json.dumps(value) if isinstance(value, dict) else str(value)], value
+
+
+def beside(f: dataclasses.Field[Any]) -> dict[str, bool]:
+    """The knobs without which this one is refused: all of them switches."""
+    found: dict[str, bool] = {}
+    needed = MemoryConfig.NEEDS.get(f.name, ())
+    while needed:
+        found[needed[0]] = True
+        needed = MemoryConfig.NEEDS.get(needed[0], ())
+    return found
+
+
+def switches(names: dict[str, bool]) -> list[str]:
+    return ["--" + name.replace("_", "-") for name in names]
 
 
 def parser_of(module: Any) -> Parser:
@@ -54,9 +70,9 @@ def parser_of(module: Any) -> Parser:
 def test_every_engine_flag_reaches_the_config_of_serve(group: str, f: dataclasses.Field[Any]) -> None:
     words, value = another(GROUPS[group], f)
     model = [] if f.name == "model" else ["a-model"]
-    engine, _ = serve.configs(parser_of(serve).parse([*model, *words]))
+    engine, _ = serve.configs(parser_of(serve).parse([*model, *words, *switches(beside(f))]))
     assert getattr(getattr(engine, group), f.name) == value
-    default = EngineConfig.from_flat(model="a-model")
+    default = EngineConfig.from_flat(model="a-model", **beside(f))
     changed = dataclasses.replace(getattr(engine, group), **{f.name: getattr(getattr(default, group), f.name)})
     assert dataclasses.replace(engine, **{group: changed}) == default  # and changes nothing else
 
@@ -73,7 +89,7 @@ def test_every_server_flag_reaches_the_config(f: dataclasses.Field[Any]) -> None
 def test_every_engine_flag_works_for_generate(group: str, f: dataclasses.Field[Any]) -> None:
     words, value = another(GROUPS[group], f)
     model = [] if f.name == "model" else ["--model", "a-model"]
-    arguments = parser_of(generate).parse(["--prompt", "p", *model, *words])
+    arguments = parser_of(generate).parse(["--prompt", "p", *model, *words, *switches(beside(f))])
     config = build(EngineConfig, given(arguments, *GROUPS.values()))
     assert getattr(getattr(config, group), f.name) == value
 
@@ -145,3 +161,10 @@ def test_json_flags_take_objects_only(text: str, capsys: pytest.CaptureFixture[s
 def test_flags_have_no_abbreviations() -> None:
     with pytest.raises(SystemExit):
         parser_of(serve).parse(["m", "--max-num", "3"])
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--dlo-use-allgather", True), ("--dlo-no-use-allgather", False)])
+def test_a_switch_with_three_states_has_two_flags(flag: str, value: bool) -> None:
+    words = ["m", "--enable-distributed-layerwise-offload"]
+    assert serve.configs(parser_of(serve).parse([*words, flag]))[0].memory.dlo_use_allgather is value
+    assert serve.configs(parser_of(serve).parse(words))[0].memory.dlo_use_allgather is None

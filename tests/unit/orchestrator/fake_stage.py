@@ -13,7 +13,7 @@ import numpy as np
 
 from polymux.config import EngineConfig
 from polymux.engine.process import main
-from polymux.errors import CheckpointError, GenerationError, InvalidRequestError, RequestAbortedError
+from polymux.errors import CheckpointError, ConfigError, GenerationError, InvalidRequestError, RequestAbortedError
 from polymux.media.wire import to_wire
 from polymux.request import (
     Capabilities,
@@ -42,7 +42,9 @@ class FakeEngine:
     """A request takes `num_inference_steps` steps; its picture has the colour of its seed. In order of arrival.
 
     Models: "missing" (CheckpointError), "bug" (an exception), "exit" (exit code 3), "never" (does not get ready),
-    "deaf" (ignores Stop), "chatty" (writes what is no message), "parent" (has a child process that holds the socket).
+    "deaf" (ignores Stop), "restless" (refuses to sleep), "coma" (dies when put to sleep), "slow" (to fall asleep),
+    "tired" (does not wake up at the first time),
+    "chatty" (writes what is no message), "parent" (has a child process that holds the socket).
     Prompts: "crash" (step raises), "die" (SIGKILL to itself), "picky" (add refuses), "odd" (add has a bug),
     "fail" (fails at its first step), "hang" (a step that takes for ever), "touch PATH" (makes a file).
     """
@@ -112,6 +114,22 @@ class FakeEngine:
             time.sleep(STEP_S)
         events, self.events = self.events, []
         return events
+
+    def sleep(self, level: int) -> int:
+        assert not self.busy
+        if self.model == "restless":
+            raise ConfigError("its weights cannot be moved")
+        if self.model == "coma":
+            os.kill(os.getpid(), 9)
+        if self.model == "slow":
+            time.sleep(0.3)
+        self.level = level
+        return level * 1000
+
+    def wake_up(self) -> None:
+        if self.model == "tired" and self.level:
+            self.level = 0
+            raise CheckpointError("model.safetensors: gone")
 
     def close(self) -> None:
         if self.model == "deaf":

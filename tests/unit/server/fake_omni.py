@@ -48,6 +48,14 @@ class FakeOmni:
         if self.status != "ready":
             raise NotReadyError(f"the model is {self.status}")
 
+    async def sleep(self, level: int) -> int:
+        await self.health()
+        self.status = "asleep"
+        return 1000 * level
+
+    async def wake_up(self) -> None:
+        self.status = "ready"
+
     async def generate(
         self, prompt: Prompt, sampling_params: OmniDiffusionSamplingParams, *, request_id: str | None = None
     ) -> AsyncGenerator[Progress | OmniRequestOutput]:

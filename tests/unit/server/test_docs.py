@@ -13,7 +13,7 @@ from fake_omni import FakeOmni
 from polymux.cli.flags import flag_of
 from polymux.config import EngineConfig, ServerConfig, groups_of
 from polymux.errors import PolymuxError
-from polymux.server import errors, health, images, models
+from polymux.server import errors, health, images, models, sleep
 from polymux.server.protocol import ImageGenerationRequest
 from polymux.server.state import ServerState
 
@@ -46,7 +46,7 @@ def test_every_flag_that_is_named_exists() -> None:
 
 def test_routes() -> None:
     state = ServerState(FakeOmni(), ServerConfig())
-    routes: list[Any] = [route for module in (images, models, health) for route in module.routes(state).routes]
+    routes: list[Any] = [route for module in (images, models, sleep, health) for route in module.routes(state).routes]
     found = {f"{method} {route.path}" for route in routes for method in route.methods}
     assert {name.replace("/NAME", "/{name:path}") for name in first_cells("Routes")} == found | {"GET /openapi.json"}
 
@@ -64,7 +64,14 @@ def test_metrics() -> None:
 
 def test_error_codes() -> None:
     named = {word for word in re.findall(r"`([a-z_]+)`", section("Errors")) if "_" in word}
-    ours = {cls.code for cls in subclasses(PolymuxError)} - {"invalid_config", "invalid_checkpoint", "request_aborted"}
+    never_in_an_answer = {
+        "invalid_config",
+        "invalid_checkpoint",
+        "request_aborted",
+        "cache_unusable",
+        "pinned_memory_lost",
+    }
+    ours = {cls.code for cls in subclasses(PolymuxError)} - never_in_an_answer
     assert named - {"x_request_id"} == ours | set(errors._HTTP_CODES.values())
 
 

@@ -1,0 +1,60 @@
+"""The model of a diffusion engine: a pipeline whose components' calls are captured and whose weights are in place.
+
+May be taken down and loaded again while the engine lives. Knows no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Dict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polymux.config import EngineConfig
+from polymux.diffusion.component import Component, components_of
+from polymux.diffusion.pipeline_call import declared_family
+from polymux.engine.cached_loader import cached_loader
+from polymux.families.base import Family
+from polymux.loading import auto_dtype, load_pipeline
+from polymux.memory.place import place
+from polymux.memory.residency import Residency, Tenant
+from polymux.memory.runtime_cache.mapped import Mapping
+
+
+@dataclass(frozen=True)
+class Model:
+    """One per engine at a time."""
+
+    pipeline: Any
+    family: Family
+    components: tuple[Component, ...]
+    weights: Residency
+
+    @classmethod
+    def load(cls, config: EngineConfig, device: torch.device, given: Dict[str, object]) -> Model:
+        """From a checkpoint; `given`: parts that it lacks. Raises CheckpointError, ConfigError."""
+        dtype = auto_dtype(config.model.dtype, device)
+        first = torch.device("cpu") if config.memory.offloads else device
+        cached = cached_loader(config)
+        pipeline = load_pipeline(config.model, first, dtype, components=dict(given), cached=cached)
+        return cls.of(config, pipeline, device, cached.mappings if cached is not None else {})
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, pipeline: Any, device: torch.device, mappings: Dict[str, Mapping] | None = None
+    ) -> Model:
+        """Of a loaded pipeline. `mappings`: of components that are mapped from the runtime cache."""
+        family = declared_family(pipeline)
+        components = tuple(components_of(pipeline.components.items(), family.denoisers))
+        tenants = [Tenant(c.name, c.role, c.module, family.blocks if c.role == "denoiser" else ()) for c in components]
+        weights = place(tenants, config.memory, device, mappings=dict(mappings or {}))
+        for component in components:
+            component.attach()
+        return cls(pipeline, family, components, weights)
+
+    def close(self) -> None:
+        """Give everything back. The pipeline, if somebody still has it, is without the weights that were moved."""
+        for component in self.components:
+            component.detach()
+        self.weights.close()

@@ -1,0 +1,27 @@
+"""A model without weights, built from its config the way its own library builds it before it loads them.
+
+Parameters have a shape and no storage; what a model computes when it is built (rotary frequencies, position ids) is
+real.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import accelerate
+import torch
+
+
+def empty_diffusers_model(cls: type[Any], config: dict[str, object], dtype: torch.dtype) -> torch.nn.Module:
+    """As `from_pretrained` does it: parameters on the meta device and real buffers, made while `dtype` is the default.
+
+    Raises what the library raises over a config that it cannot make sense of.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with accelerate.init_empty_weights(include_buffers=False):
+            model: torch.nn.Module = cls.from_config(config)
+    finally:
+        torch.set_default_dtype(before)
+    return model
