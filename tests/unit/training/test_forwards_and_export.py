@@ -5,9 +5,10 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path
 
+import pytest
 import torch
 
-from training import check, components, evaluate, export
+from training import check, components, evaluate, export, stage_flow
 from training.run import Pace
 
 
@@ -29,6 +30,28 @@ def test_saved_pipeline_opens_and_paints_and_the_archive_holds_it(tmp_path: Path
     assert (tmp_path / "a.tar.xz").read_bytes() == (tmp_path / "b.tar.xz").read_bytes()
     with tarfile.open(tmp_path / "a.tar.xz") as tar:
         assert "demo_model/model_index.json" in tar.getnames()
+
+
+def test_the_pipeline_integrates_the_velocity_that_training_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the exact velocity towards one picture, noise minus picture, the pipeline's steps end in that picture."""
+    pipe = check.random_pipeline()
+    pipe.set_progress_bar_config(disable=True)
+    picture = torch.randn(1, 64, 4 * check.TINY.channels)
+
+    def exact(hidden_states: torch.Tensor, timestep: torch.Tensor, **_: object) -> tuple[torch.Tensor]:
+        noise = picture + (hidden_states - picture) / timestep[:, None, None]
+        return (noise - picture,)
+
+    monkeypatch.setattr(pipe.transformer, "forward", exact)
+    end = pipe("a red circle", width=128, height=128, num_inference_steps=5, output_type="latent").images
+    assert torch.allclose(end, picture, atol=1e-4)
+
+
+def test_noise_levels_have_the_schedulers_shift() -> None:
+    levels = stage_flow.noise_levels(4000, torch.Generator().manual_seed(0), torch.device("cpu"))
+    assert 0 < float(levels.min()) < float(levels.max()) < 1
+    middle = components.scheduler().shift / (1 + components.scheduler().shift)
+    assert abs(float(levels.median()) - middle) < 0.02
 
 
 def test_the_shipped_sizes_stay_below_twenty_megabytes() -> None:
