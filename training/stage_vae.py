@@ -18,6 +18,7 @@ from training.scenes import CANVASES
 PEAK_RATE = 1.5e-3
 KL = 3e-4
 EDGES = 0.5
+SQUARES = 2.0
 
 
 @dataclass
@@ -56,7 +57,8 @@ def _loss(vae: fast.StillVAE, pictures: Tensor, noise: Tensor) -> tuple[Tensor, 
     kl = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
     edges = sum(F.l1_loss(a, b) for a, b in zip(_edges(found), _edges(pictures), strict=True))
     plain = F.l1_loss(found, pictures)
-    return plain + EDGES * edges + KL * kl, plain.detach()
+    squares = F.mse_loss(found, pictures)  # alone, absolute errors leave small things out for long
+    return plain + SQUARES * squares + EDGES * edges + KL * kl, plain.detach()
 
 
 def train(vae: D.AutoencoderKLQwenImage, pool: Pool, run: Run, pace: Pace, batch: int) -> None:

@@ -24,7 +24,7 @@ from training import check, components, evaluate, export, pool, stage_flow, stag
 from training.run import Pace, Run, sheet
 
 TOY = components.Sizes(layers=2, heads=2, text_width=64, text_layers=1, text_heads=2, text_mlp=64, vae_base=8)
-VAE_SHARE = 0.27  # of the training time
+VAE_SHARE = 0.3  # of the training time
 RESERVE = 90.0  # seconds for export and scores, of --minutes
 
 
