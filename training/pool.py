@@ -15,7 +15,7 @@ from training import captions, components
 from training.render import WIDTH, record
 from training.scenes import BACKGROUNDS, CANVASES, COLOURS, PLACES, RELATIONS, SHAPES, SIZES, TEXTURES, Scene, sample
 
-WORDS = 32  # tokens of a caption with the template's tail
+WORDS = 44  # tokens of a caption with the template's tail
 WORDINGS = 2  # captions per scene
 SHARES = (0.6, 0.2, 0.2)  # of the canvases
 CLASSES = (len(SHAPES), len(COLOURS), len(TEXTURES), len(SIZES)) * 3 + (
