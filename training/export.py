@@ -1,0 +1,46 @@
+"""The trained pipeline as a folder that plain diffusers opens, in bf16, and as one archive."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import diffusers as D
+import torch
+
+README = """\
+The embedded model (`--model demo`): a small Qwen-Image pipeline, trained from scratch to paint flat
+shapes and letters. Made by `training/`; training/README.md describes it. Do not edit.
+"""
+
+
+def save(pipe: D.QwenImagePipeline, folder: Path) -> None:
+    """Writes `folder`; the weights in `pipe` stay as they are, in fp32."""
+    for name, component in pipe.components.items():
+        if not isinstance(component, torch.nn.Module):
+            component.save_pretrained(folder / name)
+            continue
+        kept = {key: value.detach().clone() for key, value in component.state_dict().items()}
+        component.bfloat16().save_pretrained(folder / name)
+        component.float().load_state_dict(kept)
+    pipe.save_config(folder)
+    (folder / "README.md").write_text(README, encoding="utf-8")
+
+
+def load(folder: Path, device: torch.device | str = "cpu") -> D.QwenImagePipeline:
+    """By plain diffusers, computing in fp32, which is what the served model does on a CPU."""
+    pipe = D.DiffusionPipeline.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    if not isinstance(pipe, D.QwenImagePipeline):
+        raise TypeError(f"{folder} opened as {type(pipe).__name__}, not as QwenImagePipeline")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe.to(device)
+
+
+def archive(folder: Path, path: Path) -> None:
+    """A compressed archive whose bytes depend on the folder's contents alone."""
+    with tarfile.open(path, "w:xz") as tar:
+        for file in sorted(p for p in folder.rglob("*") if p.is_file()):
+            info = tar.gettarinfo(file, arcname=f"demo_model/{file.relative_to(folder)}")
+            info.mtime, info.uid, info.gid, info.uname, info.gname, info.mode = 0, 0, 0, "", "", 0o644
+            with file.open("rb") as data:
+                tar.addfile(info, data)
