@@ -146,7 +146,7 @@ def declared_family(pipeline: Any) -> Family:
         return family
     accepted = CallShape.of(pipeline, "image").accepted
     sound: Modality = "audio" if any(n.startswith("audio_") for n in accepted) else "image"
-    return replace(UNKNOWN, modality="video" if "num_frames" in accepted else sound)
+    return replace(UNKNOWN, modality="video" if {"num_frames", "video"} & {*accepted} else sound)
 
 
 def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[str, Any]:

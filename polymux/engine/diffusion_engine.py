@@ -26,7 +26,7 @@ from polymux.diffusion.step_scheduler import StepScheduler
 from polymux.engine.device import resolve_device
 from polymux.engine.job import Job, randomness_of
 from polymux.engine.model import Model
-from polymux.engine.warmup import warmup_request
+from polymux.engine.warmup import warmup_requests
 from polymux.errors import (
     GenerationError,
     InvalidRequestError,
@@ -172,7 +172,19 @@ class DiffusionEngine:
 
     def warm_up(self) -> None:
         """Make one small generation. Raises what it raised."""
-        self.add(warmup_request(self.described, self.family, self.shape))
+        requests = warmup_requests(self.described, self.family, self.shape)
+        problems = []
+        while requests:
+            try:
+                self._run_alone(requests.pop(0))
+                return
+            except PolymuxError as problem:
+                problems.append(problem)
+        raise problems[0]
+
+    def _run_alone(self, request: Request) -> None:
+        """Run a request to its end. Raises what it raised."""
+        self.add(request)
         while self.busy:
             for event in self.step():
                 if isinstance(event, Failed):

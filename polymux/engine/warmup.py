@@ -14,7 +14,15 @@ SIDE = 256  # pixels; large enough for every size rule met so far
 STEPS = 2
 
 
-def warmup_request(capabilities: Capabilities, family: Family, shape: CallShape) -> Request:
+def warmup_requests(capabilities: Capabilities, family: Family, shape: CallShape) -> list[Request]:
+    """What to try until one succeeds. Of a pipeline that no family declares nobody knows which media it needs."""
+    needed = _needed_media(capabilities, family)
+    every = list(capabilities.media)
+    choices = [needed] if family.pipelines or needed == every else [every, needed]
+    return [_request(capabilities, family, shape, media) for media in choices]
+
+
+def _request(capabilities: Capabilities, family: Family, shape: CallShape, media: list[str]) -> Request:
     """A request with every argument that the pipeline cannot do without, and the family's own warm-up values."""
     side = -(-SIDE // capabilities.size_multiple) * capabilities.size_multiple
     values: dict[str, object] = {}
@@ -31,7 +39,7 @@ def warmup_request(capabilities: Capabilities, family: Family, shape: CallShape)
     return Request(
         request_id="warm-up",
         prompt="a photo of a cat" if shape.takes("prompt") else None,
-        media={name: [_medium(name, side)] for name in _needed_media(capabilities, family)},
+        media={name: [_medium(name, side)] for name in media},
         params=OmniDiffusionSamplingParams(**values, seed=0, extra_args=extra),  # type: ignore[arg-type]
     )
 

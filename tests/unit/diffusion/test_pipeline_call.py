@@ -108,13 +108,17 @@ class Frames:
     def __call__(self, num_frames: int = 3, audio_length: float = 1.0) -> None: ...
 
 
+class Restyled:
+    def __call__(self, video: Any = None, strength: float = 0.5) -> None: ...
+
+
 class Sound:
     def __call__(self, audio_length_in_s: float = 1.0) -> None: ...
 
 
 def test_what_an_unknown_pipeline_makes_is_told_by_its_arguments() -> None:
-    families = [declared_family(p) for p in (Frames(), Sound(), pipeline_of(MadeUpPipeline))]
-    assert [family.modality for family in families] == ["video", "audio", "image"]
+    families = [declared_family(p) for p in (Frames(), Restyled(), Sound(), pipeline_of(MadeUpPipeline))]
+    assert [family.modality for family in families] == ["video", "video", "audio", "image"]
     assert all(not family.merge and not family.pipelines and not family.collect_guidance for family in families)
 
 

@@ -11,10 +11,10 @@ from diffusers import DiffusionPipeline
 from fake_pipeline import MadeUpPipeline, engine_of, pipeline_of
 
 from polymux.diffusion.pipeline_call import CallShape
-from polymux.engine.warmup import SIDE, STEPS, warmup_request
-from polymux.errors import GenerationError
-from polymux.families.base import UNKNOWN
-from polymux.request import ArrayData, Capabilities, ImageData
+from polymux.engine.warmup import SIDE, STEPS, warmup_requests
+from polymux.errors import GenerationError, InvalidRequestError
+from polymux.families.base import UNKNOWN, Family
+from polymux.request import ArrayData, Capabilities, ImageData, Request
 
 
 def test_it_goes_through_every_component_and_leaves_nothing() -> None:
@@ -35,6 +35,12 @@ def test_it_raises_what_went_wrong() -> None:
     with pytest.raises(GenerationError, match="no kernel for this"):
         engine.warm_up()
     assert not engine.busy
+
+
+def warmup_request(known: Capabilities, family: Family, shape: CallShape) -> Request:
+    """The only one."""
+    (made,) = warmup_requests(known, family, shape)
+    return made
 
 
 def capabilities(**more: Any) -> Capabilities:
@@ -63,7 +69,7 @@ def test_required_media_are_given() -> None:
         media={"image": 1, "mask_image": 1, "video": 1, "audio": 1, "last_image": 1},
         required=("image", "mask_image", "audio", "video"),
     )
-    media = warmup_request(known, UNKNOWN, shape).media
+    media = warmup_request(known, replace(UNKNOWN, pipelines=("P",)), shape).media
     assert set(media) == {"image", "mask_image", "video", "audio"}
     picture, mask, frames, sound = (media[name][0] for name in ("image", "mask_image", "video", "audio"))
     assert isinstance(picture, ImageData) and picture.mode == "RGB"
@@ -91,3 +97,39 @@ def test_a_picture_that_has_no_default_is_given() -> None:
     engine = engine_of(NeedsPicture(torch.nn.Identity()))
     engine.warm_up()
     assert not engine.busy
+
+
+class FromPicture(MadeUpPipeline):
+    """As most image-to-image pipelines: the picture has None as its default, and it cannot do without."""
+
+    def __call__(self, prompt: str | None = None, image: Any = None, num_inference_steps: int = 2) -> Any:
+        assert image is None or image.size == (SIDE, SIDE)
+        if image is None:
+            raise ValueError("image is in an incorrect format")
+        return super().__call__(prompt, num_inference_steps=num_inference_steps)
+
+
+class PictureAtMost(MadeUpPipeline):
+    """Takes a picture in another kind of call only."""
+
+    def __call__(self, prompt: str | None = None, image: Any = None, num_inference_steps: int = 2) -> Any:
+        if image is not None:
+            raise ValueError("image needs a mask")
+        return super().__call__(prompt, num_inference_steps=num_inference_steps)
+
+
+@pytest.mark.parametrize("kind", [FromPicture, PictureAtMost])
+def test_of_an_unknown_pipeline_both_ways_are_tried(kind: type[MadeUpPipeline]) -> None:
+    engine = engine_of(pipeline_of(kind))
+    engine.warm_up()
+    assert engine.stats.steps == STEPS and not engine.busy
+
+
+def test_the_first_problem_is_told() -> None:
+    class Neither(MadeUpPipeline):
+        def __call__(self, prompt: str | None = None, image: Any = None) -> Any:
+            raise ValueError(f"with {image}" if image is None else "with a picture")
+
+    engine = engine_of(pipeline_of(Neither))
+    with pytest.raises(InvalidRequestError, match="with a picture"):
+        engine.warm_up()
