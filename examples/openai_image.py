@@ -14,7 +14,7 @@ import openai
 
 def make_picture(base_url: str, prompt: str, out: Path, size: str = "256x256", steps: int = 4, seed: int = 1) -> Path:
     """Ask the server's only model for a picture, and save it as PNG."""
-    client = openai.OpenAI(base_url=base_url, api_key="none")  # the server asks for no key unless told to
+    client = openai.OpenAI(base_url=base_url, api_key="none")  # the client wants one, the server asks for none
     model = client.models.list().data[0].id
     answer = client.images.generate(
         model=model,

@@ -39,8 +39,8 @@ class AsyncOmni:
     Keyword arguments are the knobs of `polymux.config.EngineConfig`. Raises ConfigError on an impossible one.
     """
 
-    def __init__(self, model: str, **engine_args: Any) -> None:
-        self._orchestrator = Orchestrator(EngineConfig.from_flat(model=model, **engine_args))
+    def __init__(self, model: str | os.PathLike[str], **engine_args: Any) -> None:
+        self._orchestrator = Orchestrator(EngineConfig.from_flat(model=os.fspath(model), **engine_args))
 
     @classmethod
     def from_config(cls, config: EngineConfig, make_stage: MakeStage = ProcessStage) -> Self:
@@ -149,8 +149,8 @@ class Omni:
     Returns from the constructor when the model is ready. Arguments and errors are those of AsyncOmni.
     """
 
-    def __init__(self, model: str, **engine_args: Any) -> None:
-        self._open(EngineConfig.from_flat(model=model, **engine_args), ProcessStage)
+    def __init__(self, model: str | os.PathLike[str], **engine_args: Any) -> None:
+        self._open(EngineConfig.from_flat(model=os.fspath(model), **engine_args), ProcessStage)
 
     @classmethod
     def from_config(cls, config: EngineConfig, make_stage: MakeStage = ProcessStage) -> Self:

@@ -146,6 +146,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     required: tuple[str, ...]  # of these, the ones without a default
     media: dict[str, int]  # media arguments and how many items each takes; required ones are in `required`
     size_multiple: int = 1
+    min_inference_steps: int = 1
     frames_multiple: int = 1  # num_frames - 1 must be a multiple of it
     refused: dict[str, str] = {}  # arguments that this checkpoint would ignore, and why
     merges: bool = False

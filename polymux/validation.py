@@ -26,6 +26,7 @@ from polymux.request import (
 
 SEEDS = 2**64  # torch takes seeds below this
 MAX_NESTING = 16
+MAX_SCALE = 1000  # far beyond what makes sense, and far below what overflows in half precision
 
 # Answered by the engine, so no pipeline needs to take them. All other fields are arguments of the pipeline.
 _ENGINE_FIELDS = {"seed", "generator", "num_outputs_per_prompt", "output_type", "extra_args"}
@@ -41,7 +42,7 @@ def validate(request: Request, capabilities: Capabilities, limits: LimitsConfig)
     _check_names(request, capabilities)
     _check_size(params, capabilities, limits)
     _check_frames(params, capabilities, limits)
-    _check_counts(params, limits)
+    _check_counts(params, capabilities, limits)
     _check_scales(params)
     _check_schedule(params, limits)
     _check_randomness(request)
@@ -136,13 +137,14 @@ def _check_frames(params: OmniDiffusionSamplingParams, capabilities: Capabilitie
         raise refuse("fps", params.fps, "must be a finite number above 0")
 
 
-def _check_counts(params: OmniDiffusionSamplingParams, limits: LimitsConfig) -> None:
+def _check_counts(params: OmniDiffusionSamplingParams, capabilities: Capabilities, limits: LimitsConfig) -> None:
     _check_integer(
         "num_outputs_per_prompt", params.num_outputs_per_prompt, 1, limits.max_num_outputs, "--max-num-outputs"
     )
     if params.num_inference_steps is not None:
         steps = params.num_inference_steps
-        _check_integer("num_inference_steps", steps, 1, limits.max_inference_steps, "--max-inference-steps")
+        low = capabilities.min_inference_steps
+        _check_integer("num_inference_steps", steps, low, limits.max_inference_steps, "--max-inference-steps")
     if params.max_sequence_length is not None:
         length = params.max_sequence_length
         _check_integer("max_sequence_length", length, 1, limits.max_prompt_length, "--max-prompt-length")
@@ -153,8 +155,8 @@ def _check_counts(params: OmniDiffusionSamplingParams, limits: LimitsConfig) -> 
 def _check_scales(params: OmniDiffusionSamplingParams) -> None:
     for name in _FINITE:
         value = getattr(params, name)
-        if value is not None and not _is_finite(value):
-            raise refuse(name, value, "must be a finite number")
+        if value is not None and not (_is_finite(value) and abs(value) <= MAX_SCALE):
+            raise refuse(name, value, f"must be a number from -{MAX_SCALE} to {MAX_SCALE}")
     if params.strength is not None and not (_is_finite(params.strength) and 0 <= params.strength <= 1):
         raise refuse("strength", params.strength, "must be a number from 0 to 1")
 

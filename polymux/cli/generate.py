@@ -62,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("no model is given: name one, for example: --model demo")
     config = build(EngineConfig, values)
     target, format = Path(arguments.output), format_of(arguments.output)
+    if target.is_dir():
+        raise ConfigError(f"{str(target)!r} is a folder", param="output")
     if not target.parent.is_dir():
         raise ConfigError(f"there is no folder {str(target.parent)!r}", param="output")
     prompt, params = _prompt(arguments, config.limits), sampling_params(arguments)

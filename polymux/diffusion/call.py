@@ -27,6 +27,7 @@ class CallOwner:
     """Whoever makes calls and is resumed with their results: a session."""
 
     request_id: str
+    failure: BaseException | None = None  # what a call of its raised
     random: RandomState  # of the default generators; a component that draws from them draws from the caller's
 
     def wait_for(self, call: Call) -> None:
@@ -63,6 +64,7 @@ class Call:
 
     def fail(self, error: BaseException) -> None:
         self.done, self.error = True, error
+        self.owner.failure = error
 
     def keep_arguments(self) -> None:
         """A call that runs later than it was made must see what was passed then: copy containers, watch tensors."""

@@ -57,6 +57,7 @@ OWN_ENDINGS = ("_embeds", "_embeds_mask", "_embeddings", "_attention_mask", "_la
 OWN_BEGINNINGS = (
     "callback",
     "ip_adapter",
+    "negative_ip_adapter",
     "prompt_embeds",
     "negative_prompt_embeds",
     "pooled_prompt",
@@ -110,7 +111,11 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
     media = {n: MEDIA[n] for n in shape.accepted if n in MEDIA} | dict(family.media + family.optional_media)
     prompt = ("prompt",) if shape.takes("prompt") and not family.prompt_optional else ()
     requests = {field for field, names in FIELDS.items() if any(shape.takes(n) for n in names)}
-    others = [n for n in shape.accepted if is_for_requests(n) and not any(n in names for names in FIELDS.values())]
+    others = [
+        n
+        for n in shape.accepted
+        if is_for_requests(n) and n != family.area and not any(n in names for names in FIELDS.values())
+    ]
     return Capabilities(
         family=family.name if family.pipelines else None,
         pipeline=type(pipeline).__name__,
@@ -119,6 +124,7 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         required=tuple(sorted({*shape.required, *prompt, *(n for n, _ in family.media)})),
         media=media,
         size_multiple=family.size_multiple or _size_multiple(pipeline),
+        min_inference_steps=_min_steps(pipeline),
         frames_multiple=family.frames_multiple,
         refused=refused,
         merges="denoiser" in family.merge,
@@ -126,6 +132,12 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         dtype=str(next((p.dtype for m in modules for p in m.parameters()), "")).removeprefix("torch."),
         parameters=sum(p.numel() for m in modules for p in m.parameters()),
     )
+
+
+def _min_steps(pipeline: Any) -> int:
+    """A schedule that is stretched to end at a given noise level has a beginning and an end: of one step it is NaN."""
+    config = getattr(pipeline.components.get("scheduler"), "config", {})
+    return 2 if config.get("shift_terminal") else 1
 
 
 def _size_multiple(pipeline: Any) -> int:
@@ -163,6 +175,8 @@ def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[s
         if value is not None:
             name = next((n for n in names if shape.takes(n)), field)
             values[name] = list(value) if isinstance(value, tuple) else value
+    if family.area is not None and params.height is not None and params.width is not None:
+        values[family.area] = params.height * params.width
     for name, items in request.media.items():
         media = [_picture(from_wire(item), name, family) for item in items]
         values[name] = media[0] if len(media) == 1 and not name.endswith("s") else media  # images, reference_images

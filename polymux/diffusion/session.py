@@ -71,7 +71,6 @@ class Session(CallOwner):
     seed: int
     settings: SessionSettings
     steps: StepCounter = field(default_factory=StepCounter)
-    called: bool = False  # whether it has asked for anything yet
     waiting: list[Call] = field(default_factory=list)  # made since the last suspension, not yet in the engine's queue
     result: Any = None
     error: BaseException | None = None
@@ -98,6 +97,12 @@ class Session(CallOwner):
     @property
     def finished(self) -> bool:
         return self.coroutine is None or self.coroutine.dead
+
+    @property
+    def computing(self) -> bool:
+        """Whether it has come to its denoiser, or a call of its has failed."""
+        in_call = self.failure is not None and self.error is self.failure
+        return in_call or any(phase != "encode" for phase, _ in self.spans)
 
     @property
     def ready(self) -> bool:
@@ -157,7 +162,6 @@ class Session(CallOwner):
 
     def _on_call(self, component: Component, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """In the coroutine: a component was called."""
-        self.called = True
         arguments = settled(component.bind(method, args, kwargs))
         state = TorchState.now(self.settings.device.type)
         call = Call(self, component, method, arguments, state, component.weights.cast_to)

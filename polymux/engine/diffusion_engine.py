@@ -272,7 +272,7 @@ class DiffusionEngine:
         if job is None:  # another output of the same request has failed and ended it
             return
         if session.error is not None:
-            self._fail(job, as_polymux_error(session.error, session.where, before_any_call=not session.called))
+            self._fail(job, as_polymux_error(session.error, session.where, computing=session.computing))
             return
         self._close(job, session)
         job.outputs[session.index] = session.result
@@ -315,13 +315,17 @@ class DiffusionEngine:
         self.events.append(Failed(job.request.request_id, error.info()))
 
 
-def as_polymux_error(error: BaseException, where: str, before_any_call: bool) -> PolymuxError:
-    """What a pipeline raised, in the terms of this project: before any call it has only looked at its arguments."""
+def as_polymux_error(error: BaseException, where: str, computing: bool) -> PolymuxError:
+    """What a pipeline raised, in the terms of this project.
+
+    Before it computes, a pipeline does little but look at its arguments: that a value or a type is wrong there is the
+    request's fault.
+    """
     if isinstance(error, PolymuxError):
         return error
     if is_out_of_memory(error):
         return OutOfMemoryError(f"this request does not fit in memory: {error}")
-    if before_any_call and isinstance(error, (ValueError, TypeError, NotImplementedError)):
+    if not computing and isinstance(error, (ValueError, TypeError, NotImplementedError, ArithmeticError)):
         return InvalidRequestError(f"the pipeline refuses the request: {error}")
     # The message may quote the prompt, which has no place in a log.
     log.warning("a request failed with %s\n%s", type(error).__name__, where)

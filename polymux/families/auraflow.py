@@ -7,6 +7,7 @@ AURAFLOW = Family(
     pipelines=("AuraFlowPipeline",),
     modality="image",
     tasks=("text-to-image",),
+    warmup=(("height", 64), ("width", 64)),
 )
 
 FAMILIES = (AURAFLOW,)

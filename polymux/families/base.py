@@ -45,6 +45,7 @@ class Family:
         the value; None refuses the request.
     prompt_optional: requests may come without a prompt.
     size_multiple: height and width must be multiples of it; None: taken from the pipeline's autoencoder.
+    area: an argument that overrules height and width, and gets their product.
     frames_multiple: num_frames - 1 must be a multiple of it.
     fps: frames per second of its videos.
     media: input media that every request must bring: (argument, how many items at most).
@@ -68,6 +69,7 @@ class Family:
     companions: tuple[tuple[str, str, str | None], ...] = ()
     prompt_optional: bool = False
     size_multiple: int | None = None
+    area: str | None = None
     frames_multiple: int = 1
     fps: float | None = None
     media: tuple[tuple[str, int], ...] = ()

@@ -15,6 +15,7 @@ BRIA_FIBO = Family(
     pipelines=("BriaFiboPipeline",),
     modality="image",
     tasks=("text-to-image",),
+    warmup=(("negative_prompt", "blurry"),),
 )
 
 FAMILIES = (

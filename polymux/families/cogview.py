@@ -7,6 +7,7 @@ COGVIEW4 = Family(
     pipelines=("CogView4Pipeline",),
     modality="image",
     tasks=("text-to-image",),
+    warmup=(("negative_prompt", "blurry"),),
 )
 
 COGVIDEOX = Family(

@@ -18,6 +18,7 @@ FLUX_KONTEXT = Family(
     name="flux-kontext",
     pipelines=("FluxKontextPipeline",),
     optional_media=(("image", 1),),
+    area="max_area",
     modality="image",
     companions=_COMPANIONS,
     tasks=("image-to-image", "text-to-image"),

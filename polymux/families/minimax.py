@@ -9,6 +9,7 @@ MINIMAX_H3 = Family(
     tasks=("text-to-video",),
     size_multiple=16,
     fps=24.0,
+    warmup=(("num_frames", 124), ("height", 64), ("width", 64), ("num_inference_steps", 3)),  # its shortest video
 )
 
 FAMILIES = (MINIMAX_H3,)

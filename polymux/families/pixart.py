@@ -7,6 +7,7 @@ PIXART_SIGMA = Family(
     pipelines=("PixArtSigmaPipeline",),
     modality="image",
     tasks=("text-to-image",),
+    warmup=(("use_resolution_binning", False),),
 )
 
 FAMILIES = (PIXART_SIGMA,)

@@ -7,6 +7,7 @@ SANA = Family(
     pipelines=("SanaPipeline",),
     modality="image",
     tasks=("text-to-image",),
+    warmup=(("use_resolution_binning", False),),
 )
 
 FAMILIES = (SANA,)

@@ -50,6 +50,7 @@ SDXL_IMG2IMG = Family(
     pipelines=("StableDiffusionXLImg2ImgPipeline",),
     modality="image",
     tasks=("image-to-image",),
+    warmup=(("num_inference_steps", 4),),
     blocks=_UNET_BLOCKS,
     media=(("image", 1),),
 )

@@ -16,7 +16,9 @@ from polymux.version import VERSION
 def build_app(omni: Generator, config: ServerConfig) -> ASGIApp:
     """The ASGI application. Whoever calls it starts and stops `omni`."""
     state = ServerState(omni, config)
-    app = FastAPI(title="polymux", version=VERSION, docs_url=None, redoc_url=None)  # their pages load foreign scripts
+    app = FastAPI(
+        title="polymux", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False
+    )  # their pages load foreign scripts
     for module in (images, models, sleep, health):
         app.include_router(module.routes(state))
     errors.install(app)

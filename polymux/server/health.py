@@ -14,7 +14,7 @@ from polymux.server.state import ServerState
 def routes(state: ServerState) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/health")
+    @router.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         """200 only if a generation would work now; else 503 with the reason."""
         try:
