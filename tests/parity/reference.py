@@ -61,7 +61,8 @@ def request(call: Mapping[str, Any], request_id: str, seed: int, output_type: st
     call = {{"frame_rate": "fps"}.get(k, k): v for k, v in call.items()}
     media = {k: v for k, v in call.items() if _is_media(v)}
     fields = {k: v for k, v in call.items() if k in FIELDS}
-    rest = {k: v for k, v in call.items() if k not in FIELDS and k not in media and k != "prompt"}
+    apart = {"prompt", "max_area", *FIELDS, *media}  # the area follows from height and width
+    rest = {k: v for k, v in call.items() if k not in apart}
     params = OmniDiffusionSamplingParams(
         **fields, seed=seed, output_type=output_type, num_outputs_per_prompt=n, extra_args=rest
     )
