@@ -11,7 +11,7 @@ from fake_pipeline import Denoiser
 
 from polymux.diffusion.call import Call, CallOwner, TorchState
 from polymux.diffusion.component import Component
-from polymux.diffusion.step_scheduler import PATIENCE, StepScheduler
+from polymux.diffusion.step_scheduler import StepScheduler
 
 COMPONENTS = [Component(name, Denoiser(), "denoiser") for name in ("transformer", "transformer_2", "text_encoder")]
 STATE = TorchState.now("cpu")
@@ -175,47 +175,3 @@ def test_the_order_of_calls_is_kept_in_a_long_queue() -> None:
     assert turns.next_group() == calls[::2]
     assert turns.next_group() == calls[1::2]
     assert [c.order for c in calls] == list(range(2000))
-
-
-# Components whose weights are elsewhere.
-
-
-def with_readiness(ready: set[Call]) -> StepScheduler:
-    return StepScheduler(
-        100, lambda _: True, lambda c: c.arguments["key"], lambda c: c.arguments["tokens"], ready=ready.__contains__
-    )
-
-
-def test_calls_of_ready_components_go_first() -> None:
-    first, second, third = call(), call(component=1), call("b", component=1)
-    turns = with_readiness({second, third})
-    turns.submit([first, second, third])
-    assert [turns.next_group() for _ in range(3)] == [[second], [third], [first]]
-
-
-def test_where_none_is_ready_the_oldest_goes() -> None:
-    calls = [call(), call(component=1)]
-    turns = with_readiness(set())
-    turns.submit(calls)
-    assert [turns.next_group() for _ in range(2)] == [[c] for c in calls]
-
-
-def test_a_call_is_passed_over_a_bounded_number_of_times() -> None:
-    ready: set[Call] = set()
-    turns = with_readiness(ready)
-    waits = call(component=1)
-    turns.submit([waits])
-    taken: list[Call] = []
-    while waits not in taken and len(taken) < 10 * PATIENCE:
-        newcomer = call()
-        ready.add(newcomer)
-        turns.submit([newcomer])
-        taken += turns.next_group()
-    assert taken.index(waits) == PATIENCE
-
-
-def test_ready_calls_take_compatible_ones_along_whenever_they_were_made() -> None:
-    older, ready, newer = call(), call(), call()
-    turns = with_readiness({ready})
-    turns.submit([older, ready, newer])
-    assert turns.next_group() == [ready, older, newer]
