@@ -123,7 +123,7 @@ class Session(CallOwner):
         self.cancelled = True
         if not self.finished:
             self._switch(GreenletExit())
-        self.coroutine = self.blocked_on = self.error = None
+        self.coroutine = self.blocked_on = self.error = self.failure = None
         self.waiting.clear()
 
     def _switch(self, exception: BaseException | None) -> None:
