@@ -14,7 +14,8 @@ from polymux.server.state import ServerState
 def routes(state: ServerState) -> APIRouter:
     router = APIRouter()
 
-    @router.api_route("/health", methods=["GET", "HEAD"])
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health")
     async def health() -> Response:
         """200 only if a generation would work now; else 503 with the reason."""
         try:
