@@ -50,7 +50,8 @@ def test_opening_an_entry_makes_it_the_last_used(job: Job) -> None:
 def test_the_entry_used_longest_ago_makes_room(job: Job) -> None:
     new, old, newest = write(job, "1", 2000), write(job, "2", 1000), write(job, "3", 3000)
     nbytes = size(job, new)
-    assert cache_of(job).store.make_room(nbytes, 3 * nbytes)
+    slack = nbytes // 2  # manifests differ by some bytes: they say when they were written, and by whom
+    assert cache_of(job).store.make_room(nbytes, 3 * nbytes + slack)
     assert cache_of(job).store.digests() == sorted([new, newest])
     assert old not in os.listdir(job.root)
 
