@@ -52,7 +52,7 @@ MEDIA: dict[str, int] = {
 }
 
 # Set by the engine, or of a kind that a request cannot carry (tensors, functions).
-OWN = {"generator", "output_type", "return_dict", "output", "state", "latents", "audio_latents", "eta_noise"}
+OWN = {"generator", "output_type", "return_dict", "output", "state", "latents", "audio_latents"}
 OWN_ENDINGS = ("_embeds", "_embeds_mask", "_embeddings", "_attention_mask", "_latents", "_kwargs", "_per_prompt")
 OWN_BEGINNINGS = (
     "callback",
