@@ -250,7 +250,7 @@ def test_another_model_is_a_404() -> None:
 def test_an_argument_that_the_pipeline_does_not_take() -> None:
     response = post(BASE | {"extra_args": {"nope": 1}})
     assert response.status_code == 400
-    assert error_of(response)["param"] == "nope"
+    assert error_of(response)["param"] == "extra_args.nope"
     assert "eta" in error_of(response)["message"]
 
 
