@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
-from polymux.errors import InvalidRequestError, PolymuxError, QueueFullError
+from polymux.errors import AuthenticationError, InvalidRequestError, PolymuxError
 from polymux.server.protocol import ErrorDetail, ErrorResponse
 
 _PATH = re.compile(r"""(?<=['"])~?/[^'"]*|(?<![\w.])~?/[^\s'",;:()]+""")
@@ -37,8 +37,17 @@ def error_body(error: PolymuxError) -> ErrorResponse:
 
 
 def error_response(error: PolymuxError) -> Response:
-    headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, QueueFullError) else None
-    return JSONResponse(error_body(error).model_dump(), error.status, headers)
+    return JSONResponse(error_body(error).model_dump(), error.status, error_headers(error))
+
+
+def error_headers(error: PolymuxError) -> dict[str, str]:
+    """What an answer says beside its body."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, AuthenticationError):
+        headers["www-authenticate"] = "Bearer"
+    return headers
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
