@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import ipaddress
 import math
 import operator
 import os
@@ -247,6 +248,36 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MediaConfig(Checked):
+    """Media: what requests may bring, and from where it may be fetched"""
+
+    max_media_bytes: int = knob(32 * 2**20, "bytes of one file that a request brings or names", minimum=1024)
+    max_input_image_size: int = knob(
+        7680 * 4320, "pixels of one input picture", minimum=1, maximum=178_956_970
+    )  # more, and Pillow refuses by itself
+    media_fetch: bool = knob(True, "fetch nothing that a request names by an http(s) URL", flag="--no-media-fetch")
+    media_fetch_timeout: float = knob(15.0, "seconds that one fetch may take, redirects included", minimum=0.1)
+    max_media_redirects: int = knob(5, "redirects that one fetch follows", minimum=0, maximum=20)
+    allowed_media_domains: tuple[str, ...] = knob(
+        (), "fetch from these hosts only; *.HOST: from all below it (default: from any)", metavar="HOST"
+    )
+    allowed_media_networks: tuple[str, ...] = knob(
+        (), "networks that are fetched from although they are private, such as 10.1.0.0/16", metavar="NETWORK"
+    )
+    allowed_local_media_path: str | None = knob(
+        None, "folder whose files requests may name (default: none)", metavar="DIR"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for network in self.allowed_media_networks:
+            try:
+                ipaddress.ip_network(network)
+            except ValueError as error:
+                raise ConfigError(f"allowed_media_networks: {error}", param="allowed_media_networks") from None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerConfig(Checked):
     """Server: how clients reach it"""
 
@@ -255,22 +286,32 @@ class ServerConfig(Checked):
     served_model_name: str | None = knob(None, "name that clients use (default: the model as given)")
     max_body_bytes: int = knob(32 * 2**20, "bytes of a request body", minimum=1024)
     log_level: str = knob("info", "how much to log", choices=("debug", "info", "warning", "error"))
+    media: MediaConfig = field(default_factory=MediaConfig)
 
 
 def groups_of(config: type) -> dict[str, type]:
     """Field name -> group class, for the fields of `config` that are groups of knobs."""
     hints = typing.get_type_hints(config)
-    return {f.name: hints[f.name] for f in dataclasses.fields(config) if issubclass(hints[f.name], Checked)}
+    return {f.name: hints[f.name] for f in dataclasses.fields(config) if _is_group(hints[f.name])}
+
+
+def _is_group(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Checked)
+
+
+def knobs_of(config: type) -> dict[str, str | None]:
+    """Every knob of `config`, with the name of the group it is in; None: it is `config`'s own."""
+    own: dict[str, str | None] = {f.name: None for f in dataclasses.fields(config) if f.metadata}
+    return own | {f.name: name for name, group in groups_of(config).items() for f in dataclasses.fields(group)}
 
 
 def build(config: type[Group], values: dict[str, Any]) -> Group:
-    """Sort flat keyword arguments into the groups of `config`."""
-    groups = groups_of(config)
-    owner = {f.name: name for name, group in groups.items() for f in dataclasses.fields(group)}
+    """Sort flat keyword arguments into the groups of `config` and its own knobs."""
+    groups, owner = groups_of(config), knobs_of(config)
     for key in values:
         if key not in owner:
             raise ConfigError(f"unknown argument {key!r}; known are {', '.join(sorted(owner))}", param=key)
-    made = {}
+    made = {key: value for key, value in values.items() if owner[key] is None}
     for name, group in groups.items():
         mine = {k: v for k, v in values.items() if owner[k] == name}
         missing = [f.name for f in dataclasses.fields(group) if _required(f) and f.name not in mine]

@@ -19,6 +19,7 @@ from polymux.config import EngineConfig, ServerConfig
 from polymux.errors import ConfigError
 from polymux.omni import AsyncOmni
 from polymux.server.app import build_app
+from polymux.server.state import ServerState
 
 logger = logging.getLogger("polymux.server")
 
@@ -46,10 +47,11 @@ class _Server(uvicorn.Server):
 
 async def _serve(engine: EngineConfig, config: ServerConfig) -> int:
     omni = AsyncOmni.from_config(engine)
+    state = ServerState(omni, config)
     listener = _listen(config)
     http = _Server(
         uvicorn.Config(
-            build_app(omni, config),
+            build_app(state),
             http="h11",
             lifespan="off",
             access_log=False,
@@ -69,6 +71,7 @@ async def _serve(engine: EngineConfig, config: ServerConfig) -> int:
         await _drain(omni, engine.process.shutdown_grace, hurry)
         http.should_exit = True
         await serving
+        await state.aclose()
 
 
 async def _live(omni: AsyncOmni, stop: asyncio.Event, serving: asyncio.Task[None]) -> int:

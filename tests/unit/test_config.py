@@ -24,8 +24,8 @@ from polymux.config import (
 )
 from polymux.errors import ConfigError
 
-GROUPS = [*groups_of(EngineConfig).values(), ServerConfig]
-KNOBS = [(group, f) for group in GROUPS for f in dataclasses.fields(group)]
+GROUPS = [*groups_of(EngineConfig).values(), ServerConfig, *groups_of(ServerConfig).values()]
+KNOBS = [(group, f) for group in GROUPS for f in dataclasses.fields(group) if f.metadata]
 REQUIRED: dict[str, Any] = {"model": "m"}
 
 

@@ -21,7 +21,8 @@ from polymux.version import VERSION
 
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"])
-KNOBS = [f for group in (*groups_of(EngineConfig).values(), ServerConfig) for f in dataclasses.fields(group)]
+GROUPS = (*groups_of(EngineConfig).values(), ServerConfig, *groups_of(ServerConfig).values())
+KNOBS = [f for group in GROUPS for f in dataclasses.fields(group) if f.metadata]
 LATER = {"performance.md"}  # pages that are linked before they are written
 
 

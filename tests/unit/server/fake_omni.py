@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from PIL import Image
 
-from polymux.config import EngineConfig, ServerConfig
+from polymux.config import EngineConfig, ServerConfig, build
 from polymux.errors import NotReadyError, PolymuxError
 from polymux.metrics import Metrics
 from polymux.omni_output import OmniRequestOutput
@@ -17,6 +17,7 @@ from polymux.orchestrator.orchestrator import Status
 from polymux.prompts import Prompt, request_of
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress, Request
 from polymux.server.app import build_app
+from polymux.server.state import ServerState
 from polymux.validation import validate
 
 CAPABILITIES = Capabilities(
@@ -102,5 +103,5 @@ class FakeOmni:
 
 def client(omni: FakeOmni, **server_args: Any) -> httpx.AsyncClient:
     """A client whose requests go straight into the application."""
-    app: Any = build_app(omni, ServerConfig(**server_args))
+    app: Any = build_app(ServerState(omni, build(ServerConfig, server_args)))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")

@@ -11,7 +11,7 @@ import pytest
 from fake_omni import FakeOmni
 
 from polymux.cli.flags import flag_of
-from polymux.config import EngineConfig, ServerConfig, groups_of
+from polymux.config import EngineConfig, MediaConfig, ServerConfig, groups_of
 from polymux.errors import PolymuxError
 from polymux.server import errors, health, images, models, sleep
 from polymux.server.protocol import ImageGenerationRequest
@@ -35,12 +35,13 @@ def test_fields() -> None:
 
 
 def test_flags_of_the_server() -> None:
-    assert first_cells("Flags") == {flag_of(f) for f in dataclasses.fields(ServerConfig)}
+    assert first_cells("Flags") == {flag_of(f) for f in dataclasses.fields(ServerConfig) if f.metadata}
+    assert first_cells("Media") == {flag_of(f) for f in dataclasses.fields(MediaConfig)}
 
 
 def test_every_flag_that_is_named_exists() -> None:
-    groups = (*groups_of(EngineConfig).values(), ServerConfig)
-    flags = {flag_of(f) for group in groups for f in dataclasses.fields(group)}
+    groups = (*groups_of(EngineConfig).values(), ServerConfig, *groups_of(ServerConfig).values())
+    flags = {flag_of(f) for group in groups for f in dataclasses.fields(group) if f.metadata}
     assert {word for code in CODE for word in re.findall(r"--[a-z-]+", code)} <= flags | {"--help"}
 
 
