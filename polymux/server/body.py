@@ -1,6 +1,7 @@
-"""Request bodies: a limit that holds before anything is parsed, and JSON into typed objects.
+"""Request bodies: a limit that holds for whoever reads one, and JSON into typed objects.
 
-The limit counts the bytes that arrive, so a wrong or missing Content-Length does not get around it.
+The limit counts the bytes that arrive, so a wrong or missing Content-Length does not get around it. What a form holds
+stands in `forms`.
 """
 
 from __future__ import annotations
@@ -27,14 +28,19 @@ async def parse(request: Request, model: type[Model]) -> Model:
     media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise InvalidRequestError(f"Content-Type {media_type[:80]!r}: must be application/json")
+    content = b"".join([chunk async for chunk in request.stream()])  # the request itself keeps no copy
     try:
-        return model.model_validate_json(await request.body())
+        return model.model_validate_json(content)
     except ValidationError as error:
         raise from_validation(error, model) from None
 
 
 class BodyLimit:
-    """ASGI middleware: reads the body, at most `limit` bytes of it, before the application sees the request."""
+    """ASGI middleware: the application gets to read at most `limit` bytes of a body.
+
+    What it leaves unread is read and dropped before its answer goes out: to answer with unread data in the socket would
+    reset the connection, and a client that still sends would never see the answer.
+    """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self.app = app
@@ -48,34 +54,68 @@ class BodyLimit:
         if not declared.isdecimal() or int(declared) > self.limit:
             await self._refuse(receive, send)
             return
-        body = bytearray()
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] != "http.request":
-                return  # the client left while it was sending
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > self.limit:
-                await self._refuse(receive, send)
-                return
-        await self.app(scope, _replay(bytes(body), receive), send)
+        body = _CountedBody(receive, self.limit)
+
+        async def send_after_body(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await body.drain()
+            if not body.too_large:
+                await send(message)
+
+        await self.app(scope, body.receive, send_after_body)
+        if body.too_large:
+            await self._refuse(receive, send)
 
     async def _refuse(self, receive: Receive, send: Send) -> None:
-        error = PayloadTooLargeError(f"the body has more than {self.limit} bytes (--max-body-bytes)")
-        content = error_body(error).model_dump_json().encode()
+        content = error_body(_too_large(self.limit)).model_dump_json().encode()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(content)).encode()),
             (b"connection", b"close"),
         ]
-        await send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await send({"type": "http.response.start", "status": PayloadTooLargeError.status, "headers": headers})
         await send({"type": "http.response.body", "body": content, "more_body": True})
-        # The answer is out. To close now, with unread data in the socket, would reset the connection, and a client that
-        # still sends would never see the answer. So read on for a while, and drop what comes.
+        # The answer is out. A client that does not look while it sends gets some time to send the rest.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(_drain(receive), LINGER_S)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class _CountedBody:
+    """A request's body as it arrives. Once it is too large, `receive` raises PayloadTooLargeError."""
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._count = 0
+        self._complete = False  # nothing more will come, be it that the client left
+        self._gone = False
+        self.too_large = False
+
+    async def receive(self) -> Message:
+        if self._gone:
+            return {"type": "http.disconnect"}
+        message = await self._receive()
+        if message["type"] != "http.request":
+            self._gone = self._complete = True
+            return message
+        self._count += len(message.get("body", b""))
+        self._complete = not message.get("more_body", False)
+        if self._count > self._limit:
+            self.too_large = self._complete = True
+            raise _too_large(self._limit)
+        return message
+
+    async def drain(self) -> None:
+        """Read and drop what is left, for some seconds at most."""
+        with contextlib.suppress(TimeoutError, PayloadTooLargeError):
+            async with asyncio.timeout(LINGER_S):
+                while not self._complete:
+                    await self.receive()
+
+
+def _too_large(limit: int) -> PayloadTooLargeError:
+    return PayloadTooLargeError(f"the body has more than {limit} bytes (--max-body-bytes)")
 
 
 async def _drain(receive: Receive) -> None:
@@ -83,13 +123,3 @@ async def _drain(receive: Receive) -> None:
         message = await receive()
         if message["type"] != "http.request" or not message.get("more_body", False):
             return
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body that was read, and then what comes after it (the disconnect)."""
-    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return pending.pop() if pending else await receive()
-
-    return replay

@@ -30,14 +30,15 @@ class Words:
 
     def of(self, error: InvalidRequestError) -> InvalidRequestError:
         """The same error, about the field that the client sent."""
-        if error.param in ("height", "width", "size"):
-            return type(error)(f"size={self.body.size!r}: {error.message}", param="size")
-        if error.param == "num_outputs_per_prompt":
-            return _renamed(error, error.param, "n")
-        if error.param in self.media:
-            return _renamed(error, error.param, self.media[error.param])
-        if error.param in (self.body.extra_args or {}):
-            return _renamed(error, error.param, f"extra_args.{error.param}")
+        match error.param:
+            case "height" | "width" | "size":
+                return type(error)(f"size={self.body.size!r}: {error.message}", param="size")
+            case "num_outputs_per_prompt":
+                return _renamed(error, error.param, "n")
+            case str() as name if name in self.media:
+                return _renamed(error, name, self.media[name])
+            case str() as name if name in (self.body.extra_args or {}):
+                return _renamed(error, name, f"extra_args.{name}")
         return error
 
 
