@@ -59,7 +59,7 @@ class BodyLimit:
         async def send_after_body(message: Message) -> None:
             if message["type"] == "http.response.start":
                 await body.drain()
-            if not body.too_large:
+            if not (body.too_large or body.cut_off):
                 await send(message)
 
         await self.app(scope, body.receive, send_after_body)
@@ -88,16 +88,16 @@ class _CountedBody:
         self._receive = receive
         self._limit = limit
         self._count = 0
-        self._complete = False  # nothing more will come, be it that the client left
-        self._gone = False
+        self._complete = False
+        self.cut_off = False  # the client left while it was sending
         self.too_large = False
 
     async def receive(self) -> Message:
-        if self._gone:
+        if self.cut_off:
             return {"type": "http.disconnect"}
         message = await self._receive()
         if message["type"] != "http.request":
-            self._gone = self._complete = True
+            self.cut_off = not self._complete
             return message
         self._count += len(message.get("body", b""))
         self._complete = not message.get("more_body", False)
@@ -110,7 +110,7 @@ class _CountedBody:
         """Read and drop what is left, for some seconds at most."""
         with contextlib.suppress(TimeoutError, PayloadTooLargeError):
             async with asyncio.timeout(LINGER_S):
-                while not self._complete:
+                while not (self._complete or self.cut_off):
                     await self.receive()
 
 

@@ -138,7 +138,7 @@ async def test_a_client_that_leaves_while_it_sends() -> None:
     headers = [(b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": URL, "headers": headers, "query_string": b""}
     await build_app(ServerState(omni, ServerConfig()))(scope, receive, send)
-    assert sent[0]["status"] == 499
+    assert sent == []
     assert omni.requests == []
 
 
