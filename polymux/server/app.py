@@ -1,4 +1,4 @@
-"""Puts the server's parts together. From the outside in: request ids and log, body limit, routes, errors."""
+"""Puts the server's parts together. From the outside in: metrics, request ids and log, body limit, routes, errors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 
 from polymux.server import errors, health, images, models, sleep
 from polymux.server.body import BodyLimit
+from polymux.server.http_metrics import CountRequests
 from polymux.server.log import RequestLog
 from polymux.server.state import ServerState
 from polymux.version import VERSION
@@ -20,4 +21,5 @@ def build_app(state: ServerState) -> ASGIApp:
     for module in (images, models, sleep, health):
         app.include_router(module.routes(state))
     errors.install(app)
-    return RequestLog(BodyLimit(app, state.config.max_body_bytes))
+    limited = BodyLimit(app, state.config.max_body_bytes)
+    return CountRequests(RequestLog(limited), state.http_metrics)

@@ -28,6 +28,6 @@ def routes(state: ServerState) -> APIRouter:
     @router.get("/metrics")
     async def metrics() -> Response:
         """Prometheus' text format. Answers in every state."""
-        return Response(state.omni.metrics.render(), media_type=CONTENT_TYPE)
+        return Response(state.omni.metrics.render() + state.http_metrics.render(), media_type=CONTENT_TYPE)
 
     return router

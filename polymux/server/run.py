@@ -15,6 +15,7 @@ from collections.abc import Generator
 
 import uvicorn
 
+from polymux import logs
 from polymux.config import EngineConfig, ServerConfig
 from polymux.errors import ConfigError
 from polymux.omni import AsyncOmni
@@ -32,8 +33,7 @@ def run(engine: EngineConfig, config: ServerConfig) -> int:
 
     Raises ConfigError, and what kept the model from loading.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
-    logging.getLogger("polymux").setLevel(config.log_level.upper())
+    logs.configure(engine.log)
     return asyncio.run(_serve(engine, config))
 
 
@@ -46,7 +46,7 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(engine: EngineConfig, config: ServerConfig) -> int:
-    omni = AsyncOmni.from_config(engine)
+    omni = AsyncOmni.from_config(engine, model_name=config.served_model_name)
     state = ServerState(omni, config)
     listener = _listen(config)
     http = _Server(

@@ -18,6 +18,7 @@ from polymux.omni_output import OmniRequestOutput
 from polymux.orchestrator.orchestrator import Status
 from polymux.prompts import Prompt
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress
+from polymux.server.http_metrics import HttpMetrics
 
 
 class Generator(Protocol):
@@ -62,6 +63,7 @@ class ServerState:
         self.omni = omni
         self.config = config
         self.media = MediaLoader(config.media)
+        self.http_metrics = HttpMetrics()
         self.created = int(time.time())
 
     async def aclose(self) -> None:

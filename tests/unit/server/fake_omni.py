@@ -36,7 +36,7 @@ class FakeOmni:
         self.config = EngineConfig.from_flat(**{"model": "fake/model"} | engine_args)
         self.status: Status = "ready"
         self.capabilities: Capabilities | None = CAPABILITIES
-        self.metrics = Metrics()
+        self.metrics = Metrics("fake/model")
         self.requests: list[Request] = []
         self.aborted: list[str] = []
         self.hold = asyncio.Event()  # a generation ends when it is set
@@ -74,7 +74,7 @@ class FakeOmni:
             raise
         if self.fails_with is not None:
             raise self.fails_with
-        self.metrics.count("success", 0.1)
+        self.metrics.count("completed")
         yield self._output(request)
 
     async def _admit(self, request: Request) -> None:

@@ -55,7 +55,7 @@ def picture(response: httpx.Response, i: int = 0) -> Image.Image:
 
 
 def outcomes(omni: FakeOmni) -> dict[str, float]:
-    samples = [s for m in omni.metrics.registry.collect() if m.name == "polymux_requests" for s in m.samples]
+    samples = [s for m in omni.metrics.registry.collect() if m.name == "polymux:requests" for s in m.samples]
     return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total") and s.value}
 
 
