@@ -189,6 +189,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     min_inference_steps: int = 1
     frames_multiple: int = 1  # num_frames - 1 must be a multiple of it
     refused: dict[str, str] = {}  # arguments that this checkpoint would ignore, and why
+    alpha: bool = False  # pictures have an alpha channel, those that come in and those that come out
+    picture_sized: bool = False  # takes no size: what comes out is as large as the picture that came in
+    variations: bool = False  # makes variations of a picture when the prompt is empty
     merges: bool = False
     device: str = "cpu"
     dtype: str = "float32"
