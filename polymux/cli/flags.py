@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
 
-from polymux.config import Checked, field_type, groups_of, knobs_of, without_none
+from polymux.knobs import Checked, field_type, groups_of, knobs_of, without_none
 
 
 class Parser(argparse.ArgumentParser):

@@ -17,8 +17,9 @@ from PIL import Image
 from tqdm import tqdm
 
 from polymux.cli.flags import add_config, given, json_object
-from polymux.config import EngineConfig, LimitsConfig, build
+from polymux.config import EngineConfig, LimitsConfig
 from polymux.errors import ConfigError, GenerationError, InvalidRequestError
+from polymux.knobs import build
 from polymux.media.image import ImageFormat, decode, encode, format_of
 from polymux.omni import AsyncOmni
 from polymux.omni_output import OmniRequestOutput

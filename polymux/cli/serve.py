@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from polymux.cli.flags import add_config, given
-from polymux.config import EngineConfig, ServerConfig, build
+from polymux.config import EngineConfig, ServerConfig
 from polymux.errors import ConfigError
+from polymux.knobs import build
 
 HELP = "serve a model over HTTP, with OpenAI's API"
 USAGE = "polymux serve MODEL [flags]"

@@ -17,12 +17,9 @@ from polymux.config import (
     ProcessConfig,
     SchedulerConfig,
     ServerConfig,
-    build,
-    field_type,
-    groups_of,
-    without_none,
 )
 from polymux.errors import ConfigError
+from polymux.knobs import build, field_type, groups_of, without_none
 
 GROUPS = [*groups_of(EngineConfig).values(), ServerConfig, *groups_of(ServerConfig).values()]
 KNOBS = [(group, f) for group in GROUPS for f in dataclasses.fields(group) if f.metadata]

@@ -13,8 +13,9 @@ from source_tree import ROOT
 from polymux.cli import generate, models, serve
 from polymux.cli.flags import Parser, flag_of
 from polymux.cli.main import main
-from polymux.config import EngineConfig, ServerConfig, groups_of
+from polymux.config import EngineConfig, ServerConfig
 from polymux.families.base import Family
+from polymux.knobs import groups_of
 from polymux.omni_output import OmniRequestOutput
 from polymux.request import OmniDiffusionSamplingParams
 from polymux.version import VERSION

@@ -10,18 +10,8 @@ import pytest
 
 from polymux.cli import generate, serve
 from polymux.cli.flags import Parser, add_group, flag_of, given
-from polymux.config import (
-    Checked,
-    EngineConfig,
-    LimitsConfig,
-    MemoryConfig,
-    ServerConfig,
-    build,
-    field_type,
-    groups_of,
-    knob,
-    without_none,
-)
+from polymux.config import EngineConfig, LimitsConfig, MemoryConfig, ServerConfig
+from polymux.knobs import Checked, build, field_type, groups_of, knob, without_none
 from polymux.prompts import request_of
 
 GROUPS = groups_of(EngineConfig)
