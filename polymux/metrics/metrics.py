@@ -10,7 +10,6 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
-    ProcessCollector,
     generate_latest,
 )
 
@@ -52,7 +51,6 @@ class Metrics:
         self._restarts = counter(catalog.RESTARTS, registry)
         self._stages = StageCollector(model_name, [ONLY_STAGE])
         registry.register(self._stages)
-        ProcessCollector(registry=registry)
         for outcome in OUTCOMES:
             self._requests.labels(model_name, outcome)  # shown as 0 from the start
         for phase in PHASES:

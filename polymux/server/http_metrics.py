@@ -1,4 +1,4 @@
-"""HTTP requests by route and status. Part of what GET /metrics shows.
+"""HTTP requests by route and status, and the process that answers them. Part of what GET /metrics shows.
 
 Routes are told by their templates, so a path that a client makes up adds no series.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polymux.metrics import catalog
@@ -24,6 +24,7 @@ class HttpMetrics:
         self._registry = CollectorRegistry()
         self._requests = counter(catalog.HTTP_REQUESTS, self._registry)
         self._seconds = histogram(catalog.HTTP_SECONDS, self._registry)
+        ProcessCollector(registry=self._registry)
 
     def count(self, scope: Scope, status: int, seconds: float) -> None:
         """A request has ended."""

@@ -327,7 +327,7 @@ def test_async_abort_and_leaving(make_stage: MakeStage) -> None:
                 async for _ in omni.generate("a", ENDLESS, request_id="x"):
                     omni.abort("x")
             omni.abort("unknown")
-            while b'{outcome="aborted"} 2.0' not in omni.metrics.render():
+            while b'outcome="aborted"} 2.0' not in omni.metrics.render():
                 await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
