@@ -32,13 +32,10 @@ class LocalSource:
         """
         parts = self._below_root(_path_of(source, param), param)
         try:
-            handle = self._open(parts)
+            with open(self._open(parts), "rb") as file:
+                data = file.read(max_bytes + 1)
         except (OSError, ValueError):
             raise _refuse(param, "there is no such file in the folder that is allowed") from None
-        with os.fdopen(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise _refuse(param, "there is no such file in the folder that is allowed")
-            data = file.read(max_bytes + 1)
         if len(data) > max_bytes:
             raise _refuse(param, f"the file has more than {max_bytes} bytes")
         return data
@@ -54,7 +51,7 @@ class LocalSource:
         return parts
 
     def _open(self, parts: tuple[str, ...]) -> int:
-        """Raises OSError, also for a symbolic link anywhere below the root."""
+        """Raises OSError, also for a symbolic link anywhere below the root, and for what is not a regular file."""
         folder = os.open(self._roots[1], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for name in parts[:-1]:
@@ -64,9 +61,13 @@ class LocalSource:
                 folder = inner
             # Not blocking: the file may turn out to be a pipe, which is refused when it is open.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-            return os.open(parts[-1], flags, dir_fd=folder)
+            file = os.open(parts[-1], flags, dir_fd=folder)
         finally:
             os.close(folder)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise OSError("not a regular file")
+        return file
 
 
 def _path_of(source: str, param: str) -> PurePosixPath:

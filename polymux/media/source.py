@@ -53,10 +53,10 @@ class MediaLoader:
         At most `max_bytes` of them, and at most --max-media-bytes. Raises InvalidRequestError that names `param`.
         """
         max_bytes = min(max_bytes, self._config.max_media_bytes)
-        scheme = source[:8].lower().partition(":")[0]
-        if scheme == "data":
+        scheme = source[:8].lower().partition(":")[:2]
+        if scheme == ("data", ":"):
             return await asyncio.to_thread(decode_data_url, source, param=param, max_bytes=max_bytes)
-        if scheme in ("http", "https"):
+        if scheme in (("http", ":"), ("https", ":")):
             return await self._web.fetch(source, param=param, max_bytes=max_bytes)
         if self._local is None:
             raise InvalidRequestError(f"{param}: must be a data: URL or an http(s) URL", param=param)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import ssl
 from collections.abc import AsyncIterator
 
@@ -15,12 +16,13 @@ import httpcore2
 import httpx2
 
 from polymux.config import MediaConfig
-from polymux.errors import InvalidRequestError
+from polymux.errors import ConfigError, InvalidRequestError
 from polymux.media.addresses import AddressRule
 from polymux.media.connect import AddressRefusedError, CheckedNetwork, Resolve, resolve
 from polymux.version import VERSION
 
 MAX_URL = 8192  # characters
+MAX_HOST = 253  # characters, as names have them
 MAX_CONNECTIONS = 64  # a fetch beyond them waits, within its time
 
 _HEADERS = [
@@ -28,6 +30,7 @@ _HEADERS = [
     (b"Accept", b"*/*"),
     (b"Accept-Encoding", b"identity"),
 ]
+_HOST = re.compile(r"[^\s/:@?#%*\\\[\]]+")
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -37,8 +40,9 @@ class WebSource:
     def __init__(
         self, config: MediaConfig, *, resolve_name: Resolve = resolve, tls: ssl.SSLContext | None = None
     ) -> None:
+        """Raises ConfigError for an allowed domain that is none."""
         self._config = config
-        self._domains = frozenset(_plain_host(domain) for domain in config.allowed_media_domains)
+        self._domains = frozenset(map(_domain, config.allowed_media_domains))
         self._network = CheckedNetwork(AddressRule(config.allowed_media_networks), resolve_name)
         self._tls = tls
         self._pool: httpcore2.AsyncConnectionPool | None = None
@@ -76,7 +80,7 @@ class WebSource:
         raise _refuse(param, f"the URL redirects too often: {allowed}")
 
     def _check_host(self, url: httpx2.URL, param: str) -> None:
-        host = _plain_host(url.raw_host.decode())
+        host = _plain_host(url)
         parents = (host.split(".", n)[-1] for n in range(1, host.count(".") + 1))
         if self._domains and host not in self._domains and not any("*." + p in self._domains for p in parents):
             raise _refuse(param, "the URL is not allowed: its host is not one of --allowed-media-domains")
@@ -84,7 +88,8 @@ class WebSource:
     @contextlib.asynccontextmanager
     async def _get(self, url: httpx2.URL) -> AsyncIterator[httpcore2.Response]:
         target = httpcore2.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
-        async with (await self._connections()).stream("GET", target, headers=_HEADERS) as answer:
+        headers = [(b"Host", url.netloc), *_HEADERS]
+        async with (await self._connections()).stream("GET", target, headers=headers) as answer:
             yield answer
 
     async def _connections(self) -> httpcore2.AsyncConnectionPool:
@@ -111,7 +116,7 @@ def _parse(text: str, param: str) -> httpx2.URL:
         raise _refuse(param, "not a valid URL") from None
     if url.scheme not in ("http", "https"):
         raise _refuse(param, "the URL must be http or https")
-    if not host or "%" in host or len(host) > 253 or not 0 < (url.port or 80) < 65536:
+    if not host or "%" in host or len(host) > MAX_HOST or not (url.port is None or 0 < url.port < 65536):
         raise _refuse(param, "not a valid URL: its host or port is not one")
     if url.userinfo:
         raise _refuse(param, "the URL holds a user name or password, which would not be sent")
@@ -147,8 +152,19 @@ async def _body(answer: httpcore2.Response, param: str, max_bytes: int) -> bytes
     raise _refuse(param, f"the file has more than {max_bytes} bytes")
 
 
-def _plain_host(host: str) -> str:
-    return host.lower().rstrip(".")
+def _plain_host(url: httpx2.URL) -> str:
+    return url.raw_host.decode("ascii").rstrip(".")
+
+
+def _domain(given: str) -> str:
+    """A domain of the configuration in the form in which hosts are compared."""
+    below = "*." if given.startswith("*.") else ""
+    host = given.removeprefix(below)
+    if _HOST.fullmatch(host):
+        with contextlib.suppress(httpx2.InvalidURL, UnicodeError, ValueError):
+            return below + _plain_host(httpx2.URL(f"http://{host}"))
+    name = "allowed_media_domains"
+    raise ConfigError(f"{name}: {given!r} must be a host, such as example.org or *.example.org", param=name)
 
 
 def _refuse(param: str, why: str) -> InvalidRequestError:
