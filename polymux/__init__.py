@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from polymux.errors import PolymuxError
-from polymux.request import OmniDiffusionSamplingParams, Progress
+from polymux.request import LoRARequest, OmniDiffusionSamplingParams, Progress
 from polymux.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncOmni",
+    "LoRARequest",
     "Omni",
     "OmniDiffusionSamplingParams",
     "OmniRequestOutput",

@@ -177,6 +177,20 @@ def _conflict(one: str, other: str, reason: str) -> ConfigError:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterConfig(Checked):
+    """Adapters: LoRA files that act on every request, and how many others are kept"""
+
+    lora_path: tuple[str, ...] = knob((), "LoRA files or folders that act on every request", metavar="PATH")
+    lora_scale: float = knob(1.0, "strength of those in --lora-path", minimum=-100, maximum=100)
+    max_loras: int = knob(8, "adapters of requests that are kept in memory beside those in use", minimum=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lora_scale != 1.0 and not self.lora_path:
+            raise ConfigError("--lora-scale acts only with --lora-path", param="lora_scale")
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """All that a stage process needs to know."""
 
@@ -186,6 +200,7 @@ class EngineConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
+    adapters: AdapterConfig = field(default_factory=AdapterConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     @classmethod

@@ -17,6 +17,15 @@ Modality = Literal["image", "video", "audio", "text"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoRARequest:
+    """An adapter to generate with. `path`: a .safetensors file or a folder with one, where the model runs."""
+
+    path: str
+    scale: float = 1.0
+    component: str | None = None  # the denoiser that it is for, where there are two: transformer or transformer_2
+
+
+@dataclass(frozen=True, kw_only=True)
 class OmniDiffusionSamplingParams:
     """How to generate with a diffusion pipeline. None leaves a value to the pipeline's own default.
 
@@ -39,6 +48,7 @@ class OmniDiffusionSamplingParams:
     sigmas: tuple[float, ...] | None = None
     timesteps: tuple[float, ...] | None = None
     max_sequence_length: int | None = None  # tokens of the prompt
+    lora: tuple[LoRARequest, ...] = ()  # added up in this order
     output_type: Literal["pil", "np", "latent"] = "pil"
     extra_args: dict[str, Any] = field(default_factory=dict)  # the pipeline's own further arguments
 
@@ -193,6 +203,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     picture_sized: bool = False  # takes no size: what comes out is as large as the picture that came in
     variations: bool = False  # makes variations of a picture when the prompt is empty
     merges: bool = False
+    lora: bool = False  # whether requests may name adapters
     device: str = "cpu"
     dtype: str = "float32"
     parameters: int = 0

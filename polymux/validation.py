@@ -20,16 +20,19 @@ from polymux.request import (
     ArrayData,
     Capabilities,
     ImageData,
+    LoRARequest,
     OmniDiffusionSamplingParams,
     Request,
 )
 
 SEEDS = 2**64  # torch takes seeds below this
 MAX_NESTING = 16
+MAX_LORAS = 8  # of one request
+MAX_LORA_SCALE = 100
 MAX_SCALE = 1000  # far beyond what makes sense, and far below what overflows in half precision
 
 # Answered by the engine, so no pipeline needs to take them. All other fields are arguments of the pipeline.
-_ENGINE_FIELDS = {"seed", "generator", "num_outputs_per_prompt", "output_type", "extra_args"}
+_ENGINE_FIELDS = {"lora", "seed", "generator", "num_outputs_per_prompt", "output_type", "extra_args"}
 ARGUMENT_FIELDS = tuple(f.name for f in dataclasses.fields(OmniDiffusionSamplingParams) if f.name not in _ENGINE_FIELDS)
 _FINITE = ("guidance_scale", "guidance_scale_2", "true_cfg_scale")
 
@@ -44,6 +47,7 @@ def validate(request: Request, capabilities: Capabilities, limits: LimitsConfig)
     _check_frames(params, capabilities, limits)
     _check_counts(params, capabilities, limits)
     _check_scales(params)
+    _check_lora(params, capabilities)
     _check_schedule(params, limits)
     _check_randomness(request)
     _check_media(request, capabilities)
@@ -159,6 +163,22 @@ def _check_scales(params: OmniDiffusionSamplingParams) -> None:
             raise refuse(name, value, f"must be a number from -{MAX_SCALE} to {MAX_SCALE}")
     if params.strength is not None and not (_is_finite(params.strength) and 0 <= params.strength <= 1):
         raise refuse("strength", params.strength, "must be a number from 0 to 1")
+
+
+def _check_lora(params: OmniDiffusionSamplingParams, capabilities: Capabilities) -> None:
+    if not isinstance(params.lora, (tuple, list)) or not all(isinstance(one, LoRARequest) for one in params.lora):
+        raise refuse("lora", params.lora, "must be a list of LoRARequest")
+    if params.lora and not capabilities.lora:
+        raise InvalidRequestError(f"lora: {capabilities.pipeline} takes no LoRA", param="lora")
+    if len(params.lora) > MAX_LORAS:
+        raise InvalidRequestError(f"lora: {len(params.lora)} given, allowed are {MAX_LORAS}", param="lora")
+    for one in params.lora:
+        if not isinstance(one.path, str) or not one.path or not _encodable(one.path):
+            raise refuse("lora.path", one.path, "must be a path")
+        if not _is_finite(one.scale) or abs(one.scale) > MAX_LORA_SCALE:
+            raise refuse("lora.scale", one.scale, f"must be a number from -{MAX_LORA_SCALE} to {MAX_LORA_SCALE}")
+        if one.component is not None and not isinstance(one.component, str):
+            raise refuse("lora.component", one.component, "must be the name of a denoiser")
 
 
 def _check_schedule(params: OmniDiffusionSamplingParams, limits: LimitsConfig) -> None:

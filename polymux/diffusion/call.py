@@ -15,6 +15,7 @@ import torch
 
 from polymux.diffusion.random_state import RandomState
 from polymux.diffusion.timing import Seconds
+from polymux.diffusion.tuned import AdapterSet
 from polymux.errors import GenerationError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Call:
     arguments: dict[str, Any]  # by parameter name; var-keyword arguments are flattened into it
     state: TorchState
     weights: torch.dtype | None = None  # what the component's weights were cast to when it was called
+    adapters: AdapterSet = ()  # of the component, switched on for this call
     order: int = 0  # position in the engine's queue
     done: bool = False
     result: Any = None

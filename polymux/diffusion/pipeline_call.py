@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from diffusers.loaders.lora_base import LoraBaseMixin
 from PIL import Image
 
 from polymux.errors import InvalidRequestError
@@ -131,6 +132,7 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         picture_sized=family.picture_sized,
         variations=family.variations,
         merges="denoiser" in family.merge,
+        lora=isinstance(pipeline, LoraBaseMixin),
         device=str(next((p.device for m in modules for p in m.parameters()), "cpu")),
         dtype=str(next((p.dtype for m in modules for p in m.parameters()), "")).removeprefix("torch."),
         parameters=sum(p.numel() for m in modules for p in m.parameters()),

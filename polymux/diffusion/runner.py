@@ -110,6 +110,7 @@ class Runner:
         before, outside = head.owner.random, RandomState.now(self.device)
         before.apply()
         head.component.weights.cast(head.weights)
+        head.component.tuned.activate(head.adapters)
         try:
             with head.state.active(self.device.type):
                 result = head.component.run(head.method, arguments)
@@ -123,8 +124,8 @@ class Runner:
         elif not after.equals(before):
             raise NotMergeable("it draws random numbers, which are each request's own")
         seconds = watch.stop()
-        for call in calls:
-            call.owner.spent(call, seconds)
+        for owner, call in {call.owner: call for call in calls}.items():  # once for all guidance calls of a session
+            owner.spent(call, seconds)
         self.log.add(head, len(calls), seconds)
         return result
 

@@ -25,6 +25,7 @@ from polymux.diffusion.progress import StepCounter, count_steps
 from polymux.diffusion.random_state import RandomState
 from polymux.diffusion.timing import Seconds
 from polymux.diffusion.tracebacks import drop_frames
+from polymux.diffusion.tuned import AdapterSet
 from polymux.errors import GenerationError, NonFiniteOutputError
 
 STATEFUL = ("scheduler", "guider")  # words in the names of parts that have state of their own
@@ -70,6 +71,7 @@ class Session(CallOwner):
     index: int  # which of the request's outputs
     seed: int
     settings: SessionSettings
+    adapters: AdapterSet = ()
     steps: StepCounter = field(default_factory=StepCounter)
     waiting: list[Call] = field(default_factory=list)  # made since the last suspension, not yet in the engine's queue
     result: Any = None
@@ -164,7 +166,8 @@ class Session(CallOwner):
         """In the coroutine: a component was called."""
         arguments = settled(component.bind(method, args, kwargs))
         state = TorchState.now(self.settings.device.type)
-        call = Call(self, component, method, arguments, state, component.weights.cast_to)
+        adapters = component.tuned.mine(self.adapters)
+        call = Call(self, component, method, arguments, state, component.weights.cast_to, adapters)
         if call.phase == "decode":
             check_finite(arguments, f"the latents that {component.name} is to decode")
         self.waiting.append(call)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,11 +24,13 @@ from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe
 from polymux.diffusion.runner import InPlace, Runner, is_out_of_memory
 from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
 from polymux.diffusion.step_scheduler import StepScheduler
+from polymux.diffusion.tuned import AdapterSet
 from polymux.engine.device import resolve_device
 from polymux.engine.job import Job, randomness_of
 from polymux.engine.model import Model
 from polymux.engine.warmup import warmup_requests
 from polymux.errors import (
+    ConfigError,
     GenerationError,
     InvalidRequestError,
     NotReadyError,
@@ -38,7 +41,7 @@ from polymux.errors import (
 )
 from polymux.memory.measure import device_bytes, release, resident_bytes, used_bytes
 from polymux.memory.residency import Residency
-from polymux.request import Capabilities, Event, Failed, Finished, Media, Request, StageStats
+from polymux.request import Capabilities, Event, Failed, Finished, LoRARequest, Media, Request, StageStats
 from polymux.validation import validate
 
 log = logging.getLogger(__name__)
@@ -92,6 +95,7 @@ class DiffusionEngine:
         collect = self.family.collect_guidance and self.max_sessions > 1
         self.settings = SessionSettings(self.device, ResultSpecs(), collect, self.components)
         self.jobs: dict[str, Job] = {}
+        self._check_standing()
         self.events: list[Event] = []
         self.totals = {"steps": 0.0, "encode": 0.0, "denoise": 0.0, "decode": 0.0}  # of sessions that have ended
 
@@ -149,7 +153,26 @@ class DiffusionEngine:
         if request.request_id in self.jobs:
             what = f"request_id={request.request_id!r}: a request of this id is in flight"
             raise InvalidRequestError(what, param="request_id")
-        self.jobs[request.request_id] = Job(request, randomness_of(request))
+        self.jobs[request.request_id] = Job(request, randomness_of(request), self._adapters(request.params.lora))
+
+    def _adapters(self, asked: Sequence[LoRARequest]) -> AdapterSet:
+        """Of a request: those of all requests, and its own. Raises InvalidRequestError."""
+        busy = {name for job in self.jobs.values() for name, _ in job.adapters}
+        return self.loaded.adapters.use([*self._standing, *asked], busy)
+
+    @property
+    def _standing(self) -> list[LoRARequest]:
+        config = self.config.adapters
+        return [LoRARequest(path=path, scale=config.lora_scale) for path in config.lora_path]
+
+    def _check_standing(self) -> None:
+        """Raises ConfigError if what is to act on every request cannot."""
+        if self._standing and not self.described.lora:
+            raise ConfigError(f"--lora-path: {self.described.pipeline} takes no LoRA", param="lora_path")
+        try:
+            self._adapters(())
+        except InvalidRequestError as error:
+            raise ConfigError(f"--lora-path: {error.message}", param="lora_path") from None
 
     def abort(self, request_id: str) -> None:
         if request_id in self.jobs:
@@ -259,7 +282,7 @@ class DiffusionEngine:
         index = job.opened
         source = job.randomness[index]
         seed = source.seed if source.seed is not None else source.generator.initial_seed()
-        session = Session(job.request.request_id, index, seed, self.settings)
+        session = Session(job.request.request_id, index, seed, self.settings, job.adapters)
         session.open(self.pipeline, lambda own: self._generate(own, job, index))
         job.opened += 1
         job.started = job.started or time.perf_counter()

@@ -11,6 +11,7 @@ import torch
 
 from polymux.diffusion.call import Phase
 from polymux.diffusion.session import Session
+from polymux.diffusion.tuned import AdapterSet
 from polymux.errors import InvalidRequestError
 from polymux.request import Media, Progress, Request, RequestMetrics
 from polymux.validation import SEEDS
@@ -52,6 +53,7 @@ class Job:
 
     request: Request
     randomness: list[Randomness]
+    adapters: AdapterSet = ()
     arrived: float = field(default_factory=time.perf_counter)
     started: float | None = None
     opened: int = 0

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from polymux.config import EngineConfig
+from polymux.diffusion.adapters import Adapters
 from polymux.diffusion.component import Component, components_of
 from polymux.diffusion.pipeline_call import declared_family
 from polymux.engine.cached_loader import cached_loader
@@ -30,6 +31,7 @@ class Model:
     family: Family
     components: tuple[Component, ...]
     weights: Residency
+    adapters: Adapters
     cache_queries: Dict[str, int] = field(default_factory=dict)  # what was looked for while it was loaded, by cache
     cache_hits: Dict[str, int] = field(default_factory=dict)
 
@@ -57,7 +59,7 @@ class Model:
         weights = place(tenants, config.memory, device, mappings=dict(mappings or {}))
         for component in components:
             component.attach()
-        return cls(pipeline, family, components, weights)
+        return cls(pipeline, family, components, weights, Adapters(pipeline, components, config.adapters.max_loras))
 
     def close(self) -> None:
         """Give everything back. The pipeline, if somebody still has it, is without the weights that were moved."""

@@ -39,9 +39,11 @@ def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
     return [flag, json.dumps(value) if isinstance(value, dict) else str(value)], value
 
 
-def beside(f: dataclasses.Field[Any]) -> dict[str, bool]:
-    """The knobs without which this one is refused: all of them switches."""
-    found: dict[str, bool] = {}
+def beside(f: dataclasses.Field[Any]) -> dict[str, Any]:
+    """The knobs without which this one is refused: switches, and one path."""
+    if f.name == "lora_scale":
+        return {"lora_path": ("a-file",)}
+    found: dict[str, Any] = {}
     needed = MemoryConfig.NEEDS.get(f.name, ())
     while needed:
         found[needed[0]] = True
@@ -49,8 +51,11 @@ def beside(f: dataclasses.Field[Any]) -> dict[str, bool]:
     return found
 
 
-def switches(names: dict[str, bool]) -> list[str]:
-    return ["--" + name.replace("_", "-") for name in names]
+def switches(knobs: dict[str, Any]) -> list[str]:
+    words = []
+    for name, value in knobs.items():
+        words += ["--" + name.replace("_", "-"), *(value if isinstance(value, tuple) else ())]
+    return words
 
 
 def parser_of(module: Any) -> Parser:

@@ -101,6 +101,14 @@ def test_a_group_runs_as_one() -> None:
     assert all(len(c.owner.seconds) == 1 for c in calls)  # type: ignore[attr-defined]
 
 
+def test_a_run_costs_a_session_its_seconds_once() -> None:
+    """However many of a session's guidance calls it answers."""
+    run, (calls, _) = runner(), calls_of(lambda x: x + 1, 1, 2)
+    calls[1].owner = calls[0].owner
+    run.execute(calls)
+    assert len(calls[0].owner.seconds) == 1  # type: ignore[attr-defined]
+
+
 def test_nothing_to_run() -> None:
     runner().execute([])
 
