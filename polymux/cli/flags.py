@@ -103,9 +103,9 @@ def _add(target: argparse._ArgumentGroup, f: dataclasses.Field[Any], kind: Any) 
         choices, metavar = f.metadata["choices"], f.metadata["metavar"]
         if choices is None and metavar is None:
             metavar = _METAVARS.get(kind, f.name.rpartition("_")[2].upper())
-        nargs = "+" if kind == tuple[str, ...] else None
+        several: dict[str, Any] = dict(nargs="+", action="extend") if kind == tuple[str, ...] else {}
         target.add_argument(
-            flag, type=_CONVERTERS.get(kind, str), nargs=nargs, choices=choices, metavar=metavar, **shared
+            flag, type=_CONVERTERS.get(kind, str), choices=choices, metavar=metavar, **shared, **several
         )
 
 

@@ -32,6 +32,8 @@ def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
         value = kind((f.default or 0) + 1)
     elif kind is str:
         value = "another"
+    elif f.name == "cors_allow_origins":
+        return [flag, "https://a.example", "null"], ("https://a.example", "null")
     elif kind == tuple[str, ...]:
         return [flag, "10.0.0.0/8", "::1/128"], ("10.0.0.0/8", "::1/128")
     else:
@@ -73,8 +75,10 @@ def test_every_engine_flag_reaches_the_config_of_serve(group: str, f: dataclasse
 @pytest.mark.parametrize(("group", "f"), SERVER_KNOBS, ids=lambda v: v.name if isinstance(v, dataclasses.Field) else "")
 def test_every_server_flag_reaches_the_config(group: type, f: dataclasses.Field[Any]) -> None:
     words, value = another(group, f)
+    needed = {"ssl_certfile": "file"} if f.name in ("ssl_keyfile", "ssl_ca_certs") else {}
+    words += [word for name, given in needed.items() for word in ("--" + name.replace("_", "-"), given)]
     engine, server = serve.configs(parser_of(serve).parse(["a-model", *words]))
-    assert server == build(ServerConfig, {f.name: value}) != ServerConfig()
+    assert server == build(ServerConfig, {f.name: value, **needed}) != build(ServerConfig, needed)
     assert engine == EngineConfig.from_flat(model="a-model")
 
 
@@ -162,3 +166,9 @@ def test_a_switch_with_three_states_has_two_flags(flag: str, value: bool) -> Non
     words = ["m", "--enable-distributed-layerwise-offload"]
     assert serve.configs(parser_of(serve).parse([*words, flag]))[0].memory.dlo_use_allgather is value
     assert serve.configs(parser_of(serve).parse(words))[0].memory.dlo_use_allgather is None
+
+
+def test_lists_may_be_given_in_parts() -> None:
+    words = ["m", "--api-key", "a", "b", "--api-key", "c"]
+    _, server = serve.configs(parser_of(serve).parse(words))
+    assert server.access.api_key == ("a", "b", "c")

@@ -11,7 +11,7 @@ import pytest
 from fake_omni import FakeOmni
 
 from polymux.cli.flags import flag_of
-from polymux.config import EngineConfig, MediaConfig, ServerConfig
+from polymux.config import AccessConfig, EngineConfig, HttpConfig, MediaConfig, ServerConfig
 from polymux.errors import PolymuxError
 from polymux.knobs import groups_of
 from polymux.server import errors, health, images, models, sleep
@@ -37,6 +37,8 @@ def test_fields() -> None:
 
 def test_flags_of_the_server() -> None:
     assert first_cells("Flags") == {flag_of(f) for f in dataclasses.fields(ServerConfig) if f.metadata}
+    assert first_cells("Access") == {flag_of(f) for f in dataclasses.fields(AccessConfig)}
+    assert first_cells("Connections") == {flag_of(f) for f in dataclasses.fields(HttpConfig)}
     assert first_cells("Media") == {flag_of(f) for f in dataclasses.fields(MediaConfig)}
 
 

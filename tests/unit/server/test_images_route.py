@@ -232,7 +232,9 @@ def test_a_missing_prompt() -> None:
 
 @pytest.mark.parametrize(("content_type", "status"), [
     ("application/json; charset=utf-8", 200), ("application/problem+json", 200), ("APPLICATION/JSON", 200),
-    ("text/plain", 400), ("application/x-www-form-urlencoded", 400), ("multipart/form-data; boundary=x", 400),
+    ("application/json; charset=UTF-8; x=y", 200), ('application/json; charset="utf-8"', 200),
+    ("text/plain", 415), ("application/x-www-form-urlencoded", 415), ("multipart/form-data; boundary=x", 415),
+    ("application/json; charset=utf-16", 415), ("application/json; charset=latin-1", 415), ("", 415), ("json", 415),
 ])  # fmt: skip
 def test_content_type(content_type: str, status: int) -> None:
     assert post(json.dumps(BASE).encode(), headers={"content-type": content_type}).status_code == status
