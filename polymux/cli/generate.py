@@ -24,7 +24,7 @@ from polymux.media.image import ImageFormat, decode, encode, format_of
 from polymux.omni import AsyncOmni
 from polymux.omni_output import OmniRequestOutput
 from polymux.prompts import OmniPrompt, request_of
-from polymux.request import Capabilities, OmniDiffusionSamplingParams, Request
+from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress, Request
 from polymux.validation import given_arguments, validate
 
 HELP = "generate pictures from a prompt, into files"
@@ -119,7 +119,7 @@ async def _generate(config: EngineConfig, prompt: OmniPrompt, params: OmniDiffus
                     if isinstance(event, OmniRequestOutput):
                         bar.update((bar.total or bar.n) - bar.n)  # the last step is reported as the output
                         return event
-                    if event.phase == "denoise":
+                    if isinstance(event, Progress) and event.phase == "denoise":
                         bar.total = event.total or None
                         bar.update(event.step - bar.n)
     raise GenerationError("the generation ended without an output")

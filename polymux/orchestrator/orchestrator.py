@@ -24,7 +24,7 @@ from polymux.orchestrator.admission import admit
 from polymux.orchestrator.launch import MakeStage, RunningStage, destroy, launch, relaunch
 from polymux.orchestrator.stage_client import ProcessStage
 from polymux.orchestrator.tickets import Ticket, Tickets
-from polymux.request import Capabilities, Finished, Progress, Request, StageStats
+from polymux.request import Capabilities, Finished, Preview, Progress, Request, StageStats
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +76,8 @@ class Orchestrator:
             await asyncio.wait([self._keeper])
             raise self.reason or NotReadyError(_NOT_READY["dead"])
 
-    async def generate(self, request: Request) -> AsyncGenerator[Progress | Finished]:
-        """Progress, then the output. Leaving early aborts the request. Raises PolymuxError."""
+    async def generate(self, request: Request) -> AsyncGenerator[Progress | Preview | Finished]:
+        """Progress and previews, then the output. Leaving early aborts the request. Raises PolymuxError."""
         ticket = self.submit(request)
         try:
             async with contextlib.aclosing(ticket.events()) as events:

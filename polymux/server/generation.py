@@ -14,7 +14,7 @@ from typing import TypeVar
 from fastapi import Request
 
 from polymux.errors import GenerationError, RequestAbortedError
-from polymux.omni_output import OmniRequestOutput
+from polymux.omni_output import OmniPreview, OmniRequestOutput
 from polymux.prompts import Prompt
 from polymux.request import OmniDiffusionSamplingParams, Progress
 from polymux.server.state import Generator
@@ -23,15 +23,15 @@ T = TypeVar("T")
 
 
 def events(
-    omni: Generator, request: Request, prompt: Prompt, params: OmniDiffusionSamplingParams
-) -> AsyncGenerator[Progress | OmniRequestOutput]:
-    """Progress, and then the output. Raises what the generator raises, and RequestAbortedError if the client left.
+    omni: Generator, request: Request, prompt: Prompt, params: OmniDiffusionSamplingParams, partial_images: int = 0
+) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
+    """What the generator tells, and then the output. Raises what it raises, and RequestAbortedError if the client left.
 
     Close it, and the request is aborted in the engine.
     """
     # Clients may send the same x-request-id twice at once; the engine's ids are unique.
     engine_id = f"{request.state.request_id}-{uuid.uuid4().hex[:8]}"
-    return while_connected(request, omni.generate(prompt, params, request_id=engine_id))
+    return while_connected(request, omni.generate(prompt, params, request_id=engine_id, partial_images=partial_images))
 
 
 async def generate(

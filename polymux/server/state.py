@@ -14,7 +14,7 @@ from polymux.config import EngineConfig, ServerConfig
 from polymux.errors import ModelNotFoundError
 from polymux.media.source import MediaLoader
 from polymux.metrics import Metrics
-from polymux.omni_output import OmniRequestOutput
+from polymux.omni_output import OmniPreview, OmniRequestOutput
 from polymux.orchestrator.orchestrator import Status
 from polymux.prompts import Prompt
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress
@@ -49,9 +49,15 @@ class Generator(Protocol):
         ...
 
     def generate(
-        self, prompt: Prompt, sampling_params: OmniDiffusionSamplingParams, *, request_id: str | None = None
-    ) -> AsyncGenerator[Progress | OmniRequestOutput]:
-        """Progress, and then the output. Leaving early aborts the request. Raises PolymuxError."""
+        self,
+        prompt: Prompt,
+        sampling_params: OmniDiffusionSamplingParams,
+        *,
+        request_id: str | None = None,
+        partial_images: int = 0,
+    ) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
+        """Progress, up to `partial_images` previews of each picture, and then the output. Leaving early aborts the
+        request. Raises PolymuxError."""
         ...
 
 
