@@ -22,6 +22,7 @@ from polymux.errors import AuthenticationError, ForbiddenOriginError, PolymuxErr
 from polymux.server.errors import error_response
 
 OPEN = frozenset({"/", "/health", "/live", "/ready"})  # the page at / asks its user for a key
+OPEN_FOLDER = "/playground/"  # what that page consists of
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -47,7 +48,8 @@ class Access:
         headers = Headers(scope=scope)
         if not self._keys:
             return None if scope["method"] in SAFE_METHODS else self._foreign(headers)
-        if scope["path"] in self._open and scope["method"] in SAFE_METHODS:
+        path = scope["path"]
+        if (path in self._open or path.startswith(OPEN_FOLDER)) and scope["method"] in SAFE_METHODS:
             return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
