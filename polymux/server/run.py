@@ -50,7 +50,7 @@ class _Server(uvicorn.Server):
 async def _serve(engine: EngineConfig, config: ServerConfig) -> int:
     omni = AsyncOmni.from_config(engine, model_name=config.served_model_name)
     state = ServerState(omni, config)
-    http = _Server(_http(state))
+    http = _Server(http_config(state))
     listener = _listen(config)
     stop, hurry = _signals()
     serving = asyncio.create_task(http.serve(sockets=[listener]))
@@ -64,7 +64,7 @@ async def _serve(engine: EngineConfig, config: ServerConfig) -> int:
         await state.aclose()
 
 
-def _http(state: ServerState) -> uvicorn.Config:
+def http_config(state: ServerState) -> uvicorn.Config:
     """uvicorn, told how to serve. Raises ConfigError."""
     http, access = state.config.http, state.config.access
     config = uvicorn.Config(
