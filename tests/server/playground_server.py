@@ -63,6 +63,7 @@ class Fake:
     hold_at: int | None = None  # a generation waits before this step, until `go` is set
     step_s: float = 0.0
     error: tuple[int, dict[str, Any]] | None = None  # the next generation is answered with it
+    layers: bool = False  # the pictures of an answer are made by one seed
     late_error: dict[str, Any] | None = None  # the next stream ends with it
     go: threading.Event = field(default_factory=threading.Event)
     sent: list[dict[str, Any]] = field(default_factory=list)  # fields; pictures as (name, size)
@@ -169,7 +170,7 @@ async def _wire(fake: Fake, events: AsyncIterator[dict[str, Any]], name: str) ->
 async def _events(fake: Fake, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     steps = body.get("num_inference_steps", fake.steps)
     size, seed, count = _size(body), body.get("seed", 2**64 - 9), body.get("n", 1)
-    yield {"type": "progress", "phase": "queued", "step": 0, "total_steps": 0}
+    yield {"type": "progress", "phase": "queued", "step": 0, "total_steps": None}
     yield {"type": "progress", "phase": "encode", "step": 0, "total_steps": steps}
     for step in range(1, steps + 1):
         while step == fake.hold_at and not fake.go.is_set():
@@ -178,14 +179,16 @@ async def _events(fake: Fake, body: dict[str, Any]) -> AsyncIterator[dict[str, A
         yield {"type": "progress", "phase": "denoise", "step": step, "total_steps": steps}
         if body.get("partial_images") and step == (steps + 1) // 2:
             preview = picture(size, seed, blur=12)
-            yield {"type": "partial_image", "b64_json": preview, "partial_image_index": 0, "output_format": "png"}
+            index = {"index": 0, "partial_image_index": 0}
+            yield {"type": "partial_image", "b64_json": preview, "output_format": "png"} | index
     if fake.late_error is not None:
         error, fake.late_error = fake.late_error, None
         yield {"type": "error", "error": {"type": "server_error", "param": None, "code": "x"} | error}
         return
     for i in range(count):
         data, told = picture(size, seed + i), f"{size[0]}x{size[1]}"
-        yield {"type": "completed", "b64_json": data, "seed": seed + i, "size": told, "output_format": "png"}
+        done = {"type": "completed", "b64_json": data, "size": told, "output_format": "png"}
+        yield done | {"index": i, "seed": None if fake.layers else seed + i}
 
 
 def _size(body: dict[str, Any]) -> tuple[int, int]:

@@ -245,6 +245,17 @@ def test_each_picture_of_several_has_its_own_seed(fake: Fake, page: Page) -> Non
     assert seeds == ["7", "6", "5"]  # newest first
 
 
+def test_layers_are_made_again_together(fake: Fake, page: Page) -> None:
+    fake.layers = True
+    page.fill("#n", "2")
+    page.fill("#seed", "5")
+    generate(page, count=2)
+    expect(fact(page, "Seed")).to_have_text("5")
+    page.click("text=Use these settings")
+    generate(page, count=4)
+    assert fake.sent[1] == fake.sent[0]
+
+
 def test_a_model_without_previews_is_not_asked_for_any(fake: Fake, page: Page) -> None:
     assert fake.capabilities is not None
     fake.capabilities |= {"previews": False}

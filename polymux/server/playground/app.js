@@ -47,7 +47,7 @@ async function generate() {
   try {
     for await (const event of api.generate(request, { previews: model.previews, signal: run.signal })) {
       if (event.kind === "progress") stage.progress(event);
-      else if (event.kind === "preview") stage.preview(event.output_index ?? 0, blobOf(event));
+      else if (event.kind === "preview") stage.preview(event.index, blobOf(event));
       else made.push(event);
     }
   } catch (error) {
@@ -55,7 +55,7 @@ async function generate() {
     else report(error);
   } finally {
     const seconds = stage.end();
-    made.forEach((event, i) => keep(request, event, i, seconds));
+    for (const event of made) keep(request, event, seconds);
     if (made.length) say(made.length === 1 ? "The picture is ready" : `${made.length} pictures are ready`);
     run = null;
     showRunning(false);
@@ -64,22 +64,20 @@ async function generate() {
 }
 
 /** Put one picture of an answer into the gallery, with the request that gives it again. */
-function keep(request, event, i, seconds) {
-  const blob = blobOf(event);
-  const drawn = request.fields.seed === undefined ? null : String(request.fields.seed + BigInt(i));
-  const seed = event.seed ?? drawn;
+function keep(request, event, seconds) {
+  const { seed } = event; // null where several pictures have one seed: then the whole request gives them again
   const again = requestOfOne(request, seed);
   const facts = [
     ...Object.entries(again.fields).filter(([name]) => !["model", "size", "seed", "n"].includes(name)),
-    ["Size", event.size?.replace("x", " × ")],
-    ["Seed", seed],
+    ["Size", event.size.replace("x", " × ")],
+    ["Seed", again.fields.seed],
     ["Input", [...request.images, request.mask].filter(Boolean).map((file) => file.name).join(", ")],
     ["Took", `${seconds.toFixed(1)} s`],
   ].map(([name, value]) => [$(`label[for="${name}"]`)?.textContent ?? name, value]);
-  gallery.add(makeResult({ kind: "image", blob, request: again, seed, facts }));
+  gallery.add(makeResult({ kind: "image", blob: blobOf(event), request: again, seed, facts }));
 }
 
-function blobOf({ b64_json: data, output_format: format = "png" }) {
+function blobOf({ b64_json: data, output_format: format }) {
   const bytes = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
   return new Blob([bytes], { type: `image/${format}` });
 }
