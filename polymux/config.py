@@ -196,6 +196,28 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilesConfig(Checked):
+    """Files: pictures that clients fetch by a URL"""
+
+    image_url_ttl: float = knob(3600.0, "seconds that the URL of a picture works", minimum=1)
+    image_url_bytes: int = knob(
+        256 * 2**20, "bytes of the pictures that are kept for their URLs, in memory; the oldest go first", minimum=1024
+    )
+    public_url: str | None = knob(
+        None, "where clients reach the server, for those URLs (default: where the request was sent to)", metavar="URL"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.public_url is not None and not _PUBLIC_URL.fullmatch(self.public_url):
+            what = f"{self.public_url!r}: must be http(s)://HOST[:PORT][/PATH]"
+            raise ConfigError(f"public_url={what}", param="public_url")
+
+
+_PUBLIC_URL = re.compile(r"https?://[^/?#@\s]+(?:/[^?#\s]*)?")
+
+
+@dataclass(frozen=True, kw_only=True)
 class MediaConfig(Checked):
     """Media: what requests may bring, and from where it may be fetched"""
 
@@ -289,6 +311,7 @@ class ServerConfig(Checked):
     http: HttpConfig = field(default_factory=HttpConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
+    files: FilesConfig = field(default_factory=FilesConfig)
 
 
 def hub_offline() -> bool:

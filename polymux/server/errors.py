@@ -75,7 +75,7 @@ def _message(fault: ErrorDetails, param: str | None, model: type[BaseModel]) -> 
             return f"unknown field {reprlib.repr(param)}; known are {', '.join(model.model_fields)}"
         case _ if param is None:
             return f"the body must be {reason}"
-        case "size":
+        case "size" | "reference":
             return f"{param}={reprlib.repr(fault['input'])}: {reason}"
     return f"{param}={reprlib.repr(fault['input'])}: must be {reason}"
 

@@ -50,15 +50,21 @@ class ImageJob:
     params: OmniDiffusionSamplingParams
     encoding: Encoding
     words: Words
+    as_url: bool = False
+
+
+def asked_size(size: str | None) -> tuple[int, int] | None:
+    """Width and height; None if the client leaves them open."""
+    if size in (None, "auto"):
+        return None
+    width, height = size.split("x")
+    return int(width), int(height)
 
 
 def sampling_params(
-    body: SamplingFields, *, size: tuple[int, int] | None = None, strength: float | None = None
+    body: SamplingFields, size: tuple[int, int] | None, *, strength: float | None = None
 ) -> OmniDiffusionSamplingParams:
-    """The engine's parameters. `size`: width and height in place of a size that the body leaves open."""
-    if body.size not in (None, "auto"):
-        width, height = body.size.split("x")
-        size = int(width), int(height)
+    """The engine's parameters. `size`: the body's, or what has become of it (`image_inputs.sized`)."""
     return OmniDiffusionSamplingParams(
         width=None if size is None else size[0],
         height=None if size is None else size[1],

@@ -82,6 +82,7 @@ def http_config(state: ServerState) -> uvicorn.Config:
         log_config=None,
         log_level="warning",
         server_header=False,
+        proxy_headers=False,  # anybody can send them
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=FLUSH_S,
     )

@@ -19,6 +19,7 @@ from polymux.orchestrator.orchestrator import Status
 from polymux.prompts import Prompt
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress
 from polymux.server.http_metrics import HttpMetrics
+from polymux.server.image_store import ImageStore
 
 
 class Generator(Protocol):
@@ -69,6 +70,7 @@ class ServerState:
         self.omni = omni
         self.config = config
         self.media = MediaLoader(config.media)
+        self.image_files = ImageStore(config.files)
         self.http_metrics = HttpMetrics()
         self.created = int(time.time())
 

@@ -42,7 +42,7 @@ def all_routes() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("method", "path"), all_routes())
 def test_every_route_but_the_open_ones_needs_the_key(method: str, path: str) -> None:
     response = call(method, path, api_key=(KEY,))
-    assert (response.status_code == 401) == (path not in access.OPEN and not path.startswith(access.OPEN_FOLDER))
+    assert (response.status_code == 401) == (path not in access.OPEN and not path.startswith(access.OPEN_FOLDERS))
     if response.status_code == 401 and method != "HEAD":
         assert response.headers["www-authenticate"] == "Bearer"
         assert "x-request-id" in response.headers
