@@ -78,6 +78,10 @@ class ProcessConfig(Checked):
 
     stage_init_timeout: float = knob(1800.0, "seconds a stage may take until it is ready", minimum=1)
     warmup: bool = knob(True, "make one small generation before reporting ready")
+    stage_hang_timeout: float = knob(
+        1800.0, "seconds a stage may give no sign of progress while it has requests, then it is killed; 0: any time",
+        minimum=0,
+    )  # fmt: skip
     restart_stages: bool = knob(False, "start a stage again when its process dies, in place of exiting")
     shutdown_grace: float = knob(30.0, "seconds that requests in flight get to finish on SIGTERM", minimum=0)
 
