@@ -27,8 +27,8 @@ export class Form {
   constructor(root) {
     this.root = root;
     this.model = null;
-    this.images = new Picker(this.#field("image"), () => this.#offer());
-    this.mask = new Picker(this.#field("mask"), () => {});
+    this.images = this.#picker("image");
+    this.mask = this.#picker("mask");
     listen([this.images, this.mask]);
     $("#size").addEventListener("change", () => this.#showCustomSize());
     $("#random-seed").addEventListener("click", () => {
@@ -123,6 +123,14 @@ export class Form {
       const before = input.dataset.describedby;
       before ? input.setAttribute("aria-describedby", before) : input.removeAttribute("aria-describedby");
     }
+  }
+
+  #picker(name) {
+    const changed = () => {
+      this.#clear(name);
+      this.#offer();
+    };
+    return new Picker(this.#field(name), changed, (why) => this.fail(name, why));
   }
 
   #field(name) {

@@ -3,10 +3,9 @@
 import { $, element, say } from "./dom.js";
 
 export class Picker {
-  /** `root` is the field's element; `onChange` is called when the files are others. */
-  constructor(root, onChange) {
-    this.root = root;
-    this.onChange = onChange;
+  /** `root` is the field's element. `onChange` is called when the files are others, `onRefuse` with why one is not taken. */
+  constructor(root, onChange, onRefuse) {
+    Object.assign(this, { root, onChange, onRefuse });
     this.input = $("input[type=file]", root);
     this.list = $(".chosen", root);
     this.files = [];
@@ -23,12 +22,15 @@ export class Picker {
     if (this.files.length > most) this.set(this.files.slice(0, most));
   }
 
-  /** Those of `files` that are pictures; where one is allowed, it takes the place of the one before. */
+  /** Take those of `files` that are pictures. Where there are too many, the newest stay. */
   add(files) {
-    const pictures = files.filter((file) => file.type.startsWith("image/"));
-    if (pictures.length === 0) return;
-    this.set((this.most === 1 ? pictures : [...this.files, ...pictures]).slice(0, this.most));
-    say(`${this.files.length} of at most ${this.most} chosen`);
+    const others = files.filter((file) => !file.type.startsWith("image/"));
+    const pictures = files.filter((file) => !others.includes(file));
+    if (pictures.length > 0) {
+      this.set([...this.files, ...pictures].slice(-this.most));
+      say(`${this.files.length} of at most ${this.most} chosen`);
+    }
+    if (others.length > 0) this.onRefuse(`Not a picture: ${others[0].name}`);
   }
 
   set(files) {

@@ -9,8 +9,9 @@ const SPOKEN_MS = 8000; // how often the steps are told to those who listen
 export class Stage {
   constructor(root) {
     this.root = root;
-    this.timer = null;
+    this.timer = null; // while something is being made
     this.shown = null; // the result on the stage, if any
+    this.picked = false; // whether it was put there while something is being made
   }
 
   /** A generation of `count` pictures has been sent. */
@@ -20,13 +21,14 @@ export class Stage {
     this.spoken = this.started;
     const [width, height] = (request.fields.size ?? "1x1").split("x").map(Number);
     const frame = $(".frame", this.root);
-    frame.replaceChildren(...Array.from({ length: count }, () => tile(width, height)));
+    frame.replaceChildren(...Array.from({ length: count }, () => tile(width, height, request.fields.size !== undefined)));
     frame.dataset.count = count;
     $("#phase").textContent = "Sent";
     $("#progress").removeAttribute("value");
     this.#tick();
     this.timer = setInterval(() => this.#tick(), 100);
-    this.#state("running");
+    this.picked = false;
+    this.#render();
     this.root.scrollIntoView({ block: "nearest", behavior: calm() ? "auto" : "smooth" });
     say("Generating");
   }
@@ -57,14 +59,15 @@ export class Stage {
   /** The generation has ended, well or not. Returns the seconds that it took. */
   end() {
     clearInterval(this.timer);
-    this.show(this.shown);
+    this.timer = null;
+    this.#render();
     return (performance.now() - this.started) / 1000;
   }
 
-  /** Put a result on the stage, with `actions` to choose from; null empties it. */
-  show(result, actions = this.actions) {
+  /** Put a result on the stage, with `actions` to choose from; null empties it. What is being made stays in sight. */
+  show(result, actions) {
     this.shown = result;
-    this.actions = actions;
+    this.picked = this.timer !== null;
     const place = $(".result", this.root);
     place.replaceChildren();
     if (result !== null) {
@@ -75,7 +78,7 @@ export class Stage {
       );
       place.append(viewOf(result), element("div", { className: "row tools" }, ...buttons), list);
     }
-    this.#state(result === null ? "empty" : "result");
+    this.#render();
   }
 
   #phase = null;
@@ -84,14 +87,18 @@ export class Stage {
     $("#elapsed").textContent = `${((performance.now() - this.started) / 1000).toFixed(1)} s`;
   }
 
-  #state(state) {
-    this.root.dataset.state = state;
-    for (const name of ["empty", "running", "result"]) $(`.${name}`, this.root).hidden = name !== state;
+  #render() {
+    const running = this.timer !== null;
+    $(".running", this.root).hidden = !running;
+    $(".result", this.root).hidden = this.shown === null || (running && !this.picked);
+    $(".empty", this.root).hidden = this.shown !== null || running;
   }
 }
 
-function tile(width, height) {
+/** A place of the size that the picture will have, as far as that is known and there is room. */
+function tile(width, height, known) {
   const made = element("div", { className: "tile" });
   made.style.aspectRatio = `${width} / ${height}`;
+  made.style.width = `min(100%, ${(66 * width) / height}vh${known ? `, ${width}px` : ""})`;
   return made;
 }

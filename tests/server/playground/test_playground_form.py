@@ -221,6 +221,7 @@ def test_pictures_can_be_dropped_and_pasted(fake: Fake, edits: Page, how: str) -
         [picture((40, 24), 1), how, event],
     )
     expect(edits.get_by_alt_text("given.png")).to_be_visible()
+    expect(edits.locator("#image-error")).to_have_text("Not a picture: no.txt")
     generate(edits, "x")
     assert fake.sent[0]["image"] == [("given.png", (40, 24))]
 

@@ -32,6 +32,24 @@ def test_a_result_gives_its_settings_back(fake: Fake, page: Page) -> None:
     assert fake.sent[2]["seed"] == 2**64 - 9  # the one that was drawn
 
 
+def test_results_can_be_looked_at_while_the_next_is_made(fake: Fake, page: Page) -> None:
+    generate(page, "first")
+    fake.hold_at = 2
+    page.fill("#prompt", "second")
+    page.click("#generate")
+    expect(page.locator("#progress")).to_be_visible()
+    expect(page.locator(".picture")).to_be_hidden()
+    results(page).locator("button").click()
+    expect(page.get_by_alt_text("Picture of: first")).to_be_visible()
+    expect(page.locator("#progress")).to_be_visible()
+    page.click(".result >> text=Remove")
+    expect(page.locator("#progress")).to_be_visible()
+    expect(page.locator(".empty")).to_be_hidden()
+    fake.go.set()
+    expect(page.get_by_alt_text("Picture of: second")).to_be_visible()
+    expect(page.locator("#progress")).to_be_hidden()
+
+
 def test_a_result_can_be_downloaded_used_again_and_removed(fake: Fake, edits: Page, tmp_path: Path) -> None:
     edits.fill("#seed", "4")
     edits.select_option("#size", "256x256")
