@@ -14,12 +14,15 @@ from polymux.cli.flags import flag_of
 from polymux.config import AccessConfig, EngineConfig, FilesConfig, HttpConfig, MediaConfig, ServerConfig
 from polymux.errors import PolymuxError
 from polymux.knobs import groups_of
-from polymux.server import errors, files, health, images, models, playground, sleep
+from polymux.server import chat, errors, files, health, images, models, playground, sleep
+from polymux.server.chat_protocol import ChatRequest
 from polymux.server.protocol import (
+    EncodingFields,
     ImageEditFields,
     ImageEditRequest,
     ImageGenerationRequest,
     ImageVariationFields,
+    SamplingFields,
 )
 from polymux.server.state import ServerState
 
@@ -44,6 +47,13 @@ def test_fields() -> None:
     assert set(ImageVariationFields.model_fields) == edits - {"prompt"}
 
 
+def test_fields_of_a_chat() -> None:
+    title = "POST /v1/chat/completions"
+    shared = {*SamplingFields.model_fields, *EncodingFields.model_fields, "model", "user"}
+    assert first_cells(title) == set(ChatRequest.model_fields) - shared
+    assert shared <= set(re.findall(r"`(\w+)`", section(title)))
+
+
 def test_flags_of_the_server() -> None:
     assert first_cells("Flags") == {flag_of(f) for f in dataclasses.fields(ServerConfig) if f.metadata}
     assert first_cells("Access") == {flag_of(f) for f in dataclasses.fields(AccessConfig)}
@@ -60,7 +70,7 @@ def test_every_flag_that_is_named_exists() -> None:
 
 def test_routes() -> None:
     state = ServerState(FakeOmni(), ServerConfig())
-    modules = (images, files, models, sleep, health, playground)
+    modules = (images, files, chat, models, sleep, health, playground)
     routes: list[Any] = [route for module in modules for route in module.routes(state).routes]
     found = {f"{method} {r.path}" for r in routes for method in r.methods if not r.path.startswith("/playground/")}
     documented = {name.replace("models/NAME", "models/{name:path}") for name in first_cells("Routes")}
