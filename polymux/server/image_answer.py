@@ -9,6 +9,7 @@ import base64
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from PIL import Image
 
@@ -17,6 +18,8 @@ from polymux.media.image import ImageFormat, encode, flat
 from polymux.omni_output import OmniRequestOutput
 from polymux.request import Capabilities
 from polymux.server.protocol import EncodingFields, GeneratedImage, ImagesResponse
+
+Background = Literal["transparent", "opaque"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Picture:
     width: int
     height: int
     seed: int | None
+    background: Background = "opaque"
 
     @property
     def size(self) -> str:
@@ -66,12 +70,13 @@ def encoded(output: OmniRequestOutput, encoding: Encoding) -> list[Picture]:
     """All pictures of an output, in order."""
     images = [image for image in output.images if isinstance(image, Image.Image)]
     seeds = output.seeds if len(output.seeds) == len(images) else [None] * len(images)
-    return [_encoded(image, encoding, seed) for image, seed in zip(images, seeds, strict=True)]
+    return [picture_of(image, encoding, seed) for image, seed in zip(images, seeds, strict=True)]
 
 
-def _encoded(image: Image.Image, encoding: Encoding, seed: int | None) -> Picture:
+def picture_of(image: Image.Image, encoding: Encoding, seed: int | None = None) -> Picture:
     data = encode(flat(image) if encoding.opaque else image, encoding.format, encoding.quality)
-    return Picture(data, encoding.format, *image.size, seed)
+    transparent = image.has_transparency_data and not encoding.opaque and encoding.format != "jpeg"
+    return Picture(data, encoding.format, *image.size, seed, "transparent" if transparent else "opaque")
 
 
 def inline(pictures: Sequence[Picture], seed: int | None) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -30,7 +31,16 @@ from polymux.server.image_inputs import (
     prompt_of,
     sized,
 )
-from polymux.server.image_request import ImageJob, Words, admit, asked_size, refusals_counted, sampling_params
+from polymux.server.image_request import (
+    ImageJob,
+    Streaming,
+    Words,
+    admit,
+    asked_size,
+    refusals_counted,
+    sampling_params,
+)
+from polymux.server.image_stream import image_events
 from polymux.server.protocol import (
     ImageEditFields,
     ImageEditRequest,
@@ -38,8 +48,13 @@ from polymux.server.protocol import (
     ImagesResponse,
     ImageVariationFields,
 )
+from polymux.server.sse import MEDIA_TYPE as EVENTS
+from polymux.server.sse import stream
 from polymux.server.state import ServerState
 
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {EVENTS: {"schema": {"type": "string", "description": "with stream: events, see docs/server.md"}}}}
+}
 _ERRORS = responses(400, 404, 413, 429, 500, 503)
 _UPLOAD = {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
 
@@ -67,6 +82,7 @@ def routes(state: ServerState) -> APIRouter:
     @router.post(
         "/v1/images/generations",
         response_model=ImagesResponse,
+        responses=_STREAM,
         openapi_extra=_body(_json(ImageGenerationRequest)),
     )
     async def create_image(request: Request) -> Response:
@@ -82,12 +98,14 @@ def routes(state: ServerState) -> APIRouter:
                 encoding,
                 words,
                 body.response_format == "url",
+                Streaming.of(body),
             )
         return await respond(state, request, job)
 
     @router.post(
         "/v1/images/edits",
         response_model=ImagesResponse,
+        responses=_STREAM,
         openapi_extra=_body(_form(ImageEditFields, "image", "mask"), _json(ImageEditRequest)),
     )
     async def edit_image(request: Request) -> Response:
@@ -136,6 +154,7 @@ async def edit_job(
     capabilities = await admit(state, request, body)
     if isinstance(body, ImageVariationFields) and not capabilities.variations:
         raise InvalidRequestError("the model makes no variations of a picture; see /v1/images/edits", param="model")
+    streaming = Streaming.of(body) if isinstance(body, ImageEditFields) else None
     check_sources(sources, capabilities)
     encoding, words = Encoding.of(body, capabilities), Words(body, client_words(capabilities, sources.field))
     pictures = await load(state.media, sources, capabilities, state.config.media.max_input_image_size)
@@ -145,11 +164,14 @@ async def edit_job(
     except InvalidRequestError as error:
         raise words.of(error) from None
     params = sampling_params(body, size, strength=body.strength)
-    return ImageJob(prompt_of(prompt, pictures, capabilities), params, encoding, words, body.response_format == "url")
+    whole = prompt_of(prompt, pictures, capabilities)
+    return ImageJob(whole, params, encoding, words, body.response_format == "url", streaming)
 
 
 async def respond(state: ServerState, request: Request, job: ImageJob) -> Response:
-    """Generate, and answer when all pictures are there."""
+    """Generate, and answer when all pictures are there, or piece by piece."""
+    if job.streaming is not None:
+        return await stream(image_events(state, request, job, job.streaming))
     try:
         output = await generate(state.omni, request, job.prompt, job.params)
     except InvalidRequestError as error:

@@ -72,16 +72,25 @@ class ImageFields(SamplingFields, EncodingFields):
     # Choices that OpenAI's own models offer. Only the value that changes nothing is accepted.
     quality: Literal["auto", "standard"] | None = None
     moderation: Literal["auto"] | None = None
-    stream: Literal[False] | None = None
 
 
-class ImageGenerationRequest(ImageFields):
+class StreamFields(Body):
+    """For an answer in pieces."""
+
+    stream: bool | None = Field(None, description="answer with server-sent events")
+    partial_images: int | None = Field(
+        None, ge=0, le=3, description="previews of each picture, with stream; fewer if there are fewer steps"
+    )
+    stream_progress: bool | None = Field(None, description="tell the steps too, with stream")
+
+
+class ImageGenerationRequest(ImageFields, StreamFields):
     """POST /v1/images/generations"""
 
     prompt: str
 
 
-class ImageEditFields(ImageFields):
+class ImageEditFields(ImageFields, StreamFields):
     """POST /v1/images/edits, without the pictures: what is plain in a form."""
 
     prompt: str
@@ -131,6 +140,7 @@ class ImageVariationFields(ImageFields):
     """POST /v1/images/variations, without the picture."""
 
     strength: float | None = Field(None, description="0 to 1: how far the picture is changed")
+    stream: Literal[False] | None = None
 
 
 class GeneratedImage(BaseModel):

@@ -44,7 +44,7 @@ def test_fields() -> None:
     assert first_cells("POST /v1/images/generations") == generations
     assert first_cells("POST /v1/images/edits") == set(ImageEditRequest.model_fields) - generations
     edits = set(ImageEditFields.model_fields)
-    assert set(ImageVariationFields.model_fields) == edits - {"prompt"}
+    assert set(ImageVariationFields.model_fields) == edits - {"prompt", "partial_images", "stream_progress"}
 
 
 def test_fields_of_a_chat() -> None:
