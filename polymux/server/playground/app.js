@@ -55,7 +55,8 @@ async function generate() {
     else report(error);
   } finally {
     const seconds = stage.end();
-    for (const event of made) keep(request, event, seconds);
+    const results = made.map((event) => resultOf(request, event, seconds));
+    for (const result of results.reverse()) gallery.add(result); // so that the first stands first, and is shown
     if (made.length) say(made.length === 1 ? "The picture is ready" : `${made.length} pictures are ready`);
     run = null;
     showRunning(false);
@@ -63,8 +64,8 @@ async function generate() {
   }
 }
 
-/** Put one picture of an answer into the gallery, with the request that gives it again. */
-function keep(request, event, seconds) {
+/** One picture of an answer, with the request that gives it again. */
+function resultOf(request, event, seconds) {
   const { seed } = event; // null where several pictures have one seed: then the whole request gives them again
   const again = requestOfOne(request, seed);
   const facts = [
@@ -74,7 +75,7 @@ function keep(request, event, seconds) {
     ["Input", [...request.images, request.mask].filter(Boolean).map((file) => file.name).join(", ")],
     ["Took", `${seconds.toFixed(1)} s`],
   ].map(([name, value]) => [$(`label[for="${name}"]`)?.textContent ?? name, value]);
-  gallery.add(makeResult({ kind: "image", blob: blobOf(event), request: again, seed, facts }));
+  return makeResult({ kind: "image", blob: blobOf(event), request: again, seed, facts });
 }
 
 function blobOf({ b64_json: data, output_format: format }) {

@@ -131,7 +131,7 @@ def test_each_picture_of_several_has_its_own_seed(fake: Fake, page: Page) -> Non
     for item in results(page).all():
         item.locator("button").click()
         seeds.append(fact(page, "Seed").inner_text())
-    assert seeds == ["7", "6", "5"]  # newest first
+    assert seeds == ["5", "6", "7"]
 
 
 def test_layers_are_made_again_together(fake: Fake, page: Page) -> None:

@@ -101,6 +101,7 @@ def test_a_command_does_what_the_page_does(fake: Fake, page: Page, language: str
     streaming = {"stream", "stream_progress", "partial_images"}
     assert fake.sent[1] == {name: value for name, value in fake.sent[0].items() if name not in streaming}
     assert [Image.open(tmp_path / f"picture-{i}.png").size for i in range(2)] == [(256, 256)] * 2
+    results(page).nth(1).locator("button").click()
     of_one = copied(page, f".result >> text=Copy as {'curl' if language == 'curl' else 'Python'}")
     execute(language, of_one, tmp_path)
     assert fake.sent[2] == {name: value for name, value in fake.sent[1].items() if name != "n"} | {"seed": 2**64 - 4}
