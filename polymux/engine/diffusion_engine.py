@@ -376,5 +376,5 @@ def as_polymux_error(error: BaseException, where: str, computing: bool) -> Polym
     if not computing and isinstance(error, (ValueError, TypeError, NotImplementedError, ArithmeticError)):
         return InvalidRequestError(f"the pipeline refuses the request: {error}")
     # The message may quote the prompt, which has no place in a log.
-    log.warning("a request failed with %s\n%s", type(error).__name__, where)
+    log.info("a request failed with %s\n%s", type(error).__name__, where)
     return GenerationError(f"the model failed: {type(error).__name__}: {error}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
 from PIL import Image
 from server_process import BASE, START_S, Server, alive, pixels, until
 
@@ -52,6 +53,16 @@ def test_a_model_that_is_not_there_is_code_1(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("polymux generate: error: ")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("level", ["warning", "debug"])
+def test_what_fails_inside_the_model_is_one_line(tmp_path: Path, level: str) -> None:
+    arguments = '{"latents": [1]}'  # no tensor
+    done = generate(tmp_path, "--diffusers-call-kwargs", arguments, "--no-warmup", "--log-level", level)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("polymux generate: error: the model failed: AttributeError")
+    assert ("  | " in done.stderr) == (level == "debug")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:

@@ -62,17 +62,12 @@ def test_text_of_other_languages_stays_readable() -> None:
 
 def test_configuring_twice_logs_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     root, ours = logging.getLogger(), logging.getLogger("polymux")
-    levels = root.level, ours.level
     monkeypatch.setattr(root, "handlers", [])
-    try:
-        configure(LogConfig())
-        (handler,) = [h for h in root.handlers if isinstance(h, Stderr)]
-        handler.setStream(sys.stderr)
-        configure(LogConfig(log_format="json", log_level="warning"))
-        ours.info("not this")
-        ours.warning("this")
-    finally:
-        root.setLevel(levels[0])
-        ours.setLevel(levels[1])
+    configure(LogConfig())
+    (handler,) = [h for h in root.handlers if isinstance(h, Stderr)]
+    handler.setStream(sys.stderr)
+    configure(LogConfig(log_format="json", log_level="warning"))
+    ours.info("not this")
+    ours.warning("this")
     (line,) = capsys.readouterr().err.splitlines()
     assert json.loads(line)["message"] == "this"
