@@ -32,10 +32,11 @@ from polymux.server.image_inputs import (
     sized,
 )
 from polymux.server.image_request import ImageJob, Words, asked_size, image_model, refusals_counted, sampling_params
+from polymux.server.schemas import schema_of
 from polymux.server.sse import stream
 from polymux.server.state import ServerState
 
-_SCHEMA = {"content": {"application/json": {"schema": ChatRequest.model_json_schema()}}, "required": True}
+_SCHEMA = {"content": {"application/json": {"schema": schema_of(ChatRequest)}}, "required": True}
 
 
 def routes(state: ServerState) -> APIRouter:
