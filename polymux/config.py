@@ -1,8 +1,8 @@
 """Every knob, defined once.
 
-A knob is a field of one of the frozen dataclasses below (`polymux.knobs` says how). The CLI's flags, `Omni`'s keyword arguments and the stage
-process's settings are all made from these definitions. "auto" stays "auto" here: whoever resolves it makes a new
-value and keeps it to itself. This is also the only module that reads the environment.
+A knob is a field of one of the frozen dataclasses below; `polymux.knobs` says how. The CLI's flags, `Omni`'s keyword
+arguments and the stage process's settings are all made from these definitions. "auto" stays "auto" here: whoever
+resolves it makes a new value and keeps it to itself. This is also the only module that reads the environment.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import os
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +78,10 @@ class ProcessConfig(Checked):
 
     stage_init_timeout: float = knob(1800.0, "seconds a stage may take until it is ready", minimum=1)
     warmup: bool = knob(True, "make one small generation before reporting ready")
+    stage_hang_timeout: float = knob(
+        1800.0, "seconds a stage may give no sign of progress while it has requests, then it is killed; 0: any time",
+        minimum=0,
+    )  # fmt: skip
     restart_stages: bool = knob(False, "start a stage again when its process dies, in place of exiting")
     shutdown_grace: float = knob(30.0, "seconds that requests in flight get to finish on SIGTERM", minimum=0)
 
@@ -210,6 +215,28 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilesConfig(Checked):
+    """Files: pictures that clients fetch by a URL"""
+
+    image_url_ttl: float = knob(3600.0, "seconds that the URL of a picture works", minimum=1)
+    image_url_bytes: int = knob(
+        256 * 2**20, "bytes of the pictures that are kept for their URLs, in memory; the oldest go first", minimum=1024
+    )
+    public_url: str | None = knob(
+        None, "where clients reach the server, for those URLs (default: where the request was sent to)", metavar="URL"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.public_url is not None and not _PUBLIC_URL.fullmatch(self.public_url):
+            what = f"{self.public_url!r}: must be http(s)://HOST[:PORT][/PATH]"
+            raise ConfigError(f"public_url={what}", param="public_url")
+
+
+_PUBLIC_URL = re.compile(r"https?://[^/?#@\s]+(?:/[^?#\s]*)?")
+
+
+@dataclass(frozen=True, kw_only=True)
 class MediaConfig(Checked):
     """Media: what requests may bring, and from where it may be fetched"""
 
@@ -240,14 +267,70 @@ class MediaConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HttpConfig(Checked):
+    """Connections: what they may cost, and how long they may take"""
+
+    max_connections: int = knob(1000, "open connections; more are refused with 503", minimum=1)
+    max_header_bytes: int = knob(16384, "bytes of a request's line and headers", minimum=1024)
+    max_body_bytes: int = knob(32 * 2**20, "bytes of a request body", minimum=1024)
+    max_total_body_bytes: int = knob(
+        2**30, "bytes of the bodies of all requests under way; more are refused with 503", minimum=1024
+    )
+    max_json_depth: int = knob(32, "levels of a JSON body", minimum=2, maximum=100)
+    max_json_values: int = knob(10_000, "values in a JSON body", minimum=100)
+    receive_timeout: float = knob(
+        60.0, "seconds that a request's headers, and then its body, may take to arrive", minimum=0.1
+    )
+    request_timeout: float | None = knob(
+        None,
+        "seconds until a request that is not done is given up (default: only those of x-request-timeout)",
+        minimum=0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessConfig(Checked):
+    """Access: who may use the server, from which pages, and whether the line is encrypted"""
+
+    api_key: tuple[str, ...] = knob(
+        (), "a key that requests must bring; others on this machine can see it, as they cannot in --api-key-file or "
+        "POLYMUX_API_KEY", metavar="KEY", secret=True
+    )  # fmt: skip
+    api_key_file: str | None = knob(None, "file of keys, one a line", metavar="FILE")
+    metrics_without_api_key: bool = knob(False, "GET /metrics needs no key")
+    cors_allow_origins: tuple[str, ...] = knob(
+        (), "origins, such as https://example.com, whose pages may use the server; *: any", metavar="ORIGIN"
+    )
+    ssl_certfile: str | None = knob(None, "certificate chain; the server then speaks https", metavar="FILE")
+    ssl_keyfile: str | None = knob(None, "private key, if it is not in the file of the certificate", metavar="FILE")
+    ssl_ca_certs: str | None = knob(None, "clients must show a certificate of one of these CAs", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for origin in self.cors_allow_origins:
+            if not _ORIGIN.fullmatch(origin):
+                what = f"{origin!r}: must be SCHEME://HOST or SCHEME://HOST:PORT in lower case, null, or *"
+                raise ConfigError(f"cors_allow_origins: {what}", param="cors_allow_origins")
+        for name in ("ssl_keyfile", "ssl_ca_certs"):
+            if getattr(self, name) is not None and self.ssl_certfile is None:
+                raise ConfigError(f"{_flag(name)} acts only with --ssl-certfile", param=name)
+
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+|null|\*")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerConfig(Checked):
     """Server: how clients reach it"""
 
     host: str = knob("127.0.0.1", "address to listen on")
     port: int = knob(8000, "port to listen on; 0 picks a free one and prints it", minimum=0, maximum=65535)
     served_model_name: str | None = knob(None, "name that clients use (default: the model as given)")
-    max_body_bytes: int = knob(32 * 2**20, "bytes of a request body", minimum=1024)
+    log_requests: bool = knob(False, "log what requests ask for, their prompts too, shortened and without media")
+    http: HttpConfig = field(default_factory=HttpConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
+    files: FilesConfig = field(default_factory=FilesConfig)
 
 
 def hub_offline() -> bool:
@@ -266,5 +349,33 @@ def runtime_cache_dir(chosen: str | None = None) -> Path:
 
 
 def stage_environment() -> dict[str, str]:
-    """The environment of a stage process: this one's, with the same places to import from."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    """The environment of a stage process: this one's without the keys, with the same places to import from."""
+    environment = {name: value for name, value in os.environ.items() if name != _API_KEY}
+    return environment | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+
+def api_keys(config: AccessConfig) -> tuple[str, ...]:
+    """All keys: given, in the file, in the environment; none if none was asked for. Raises ConfigError."""
+    sources = {"api_key": ",".join(config.api_key) if config.api_key else None}
+    if config.api_key_file is not None:
+        sources["api_key_file"] = ",".join(_lines(config.api_key_file))
+    sources[_API_KEY] = os.environ.get(_API_KEY)
+    keys: list[str] = []
+    for name, text in sources.items():
+        found = [] if text is None else text.split(",")
+        if not all(re.fullmatch(r"[!-~]+", key) for key in found):
+            raise ConfigError(
+                f"{name}: an API key is one or more printable ASCII characters without spaces", param=name
+            )
+        keys += found
+    return tuple(keys)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path!r} cannot be read: {error}", param="api_key_file") from None
+
+
+_API_KEY = "POLYMUX_API_KEY"

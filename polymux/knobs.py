@@ -1,4 +1,4 @@
-"""How a knob is declared, checked, found and set: the machinery under `polymux.config`, which has the knobs themselves."""
+"""How a knob is declared, checked, found and set. The knobs themselves stand in `polymux.config`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,23 @@ def knob(
     flag: str | None = None,
     off: str | None = None,
     metavar: str | None = None,
+    secret: bool = False,
 ) -> Any:
     """A dataclass field with what is allowed and what it is for. `flag` replaces the flag made from the name; `off` is
-    the flag that sets a bool to False where None, the default, is something else."""
-    meta = dict(help=help, choices=choices, minimum=minimum, maximum=maximum, flag=flag, off=off, metavar=metavar)
+    the flag that sets a bool to False where None, the default, is something else; a secret value is never shown."""
+    meta = dict(
+        help=help,
+        choices=choices,
+        minimum=minimum,
+        maximum=maximum,
+        flag=flag,
+        off=off,
+        metavar=metavar,
+        secret=secret,
+    )
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=meta)
-    return field(default=default, metadata=meta)
+    return field(default=default, metadata=meta, repr=not secret)
 
 
 class Checked:
@@ -56,7 +66,8 @@ def _check(f: dataclasses.Field[Any], kind: Any, value: Any) -> None:
     try:
         msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{name}={value!r}: {error}", param=name) from None
+        shown = "..." if meta["secret"] else repr(value)
+        raise ConfigError(f"{name}={shown}: {error}", param=name) from None
     if value is None:
         return
     if meta["choices"] is not None and value not in meta["choices"]:

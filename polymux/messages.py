@@ -12,7 +12,7 @@ import msgspec
 
 from polymux.config import EngineConfig
 from polymux.errors import ErrorInfo, PayloadTooLargeError
-from polymux.request import Capabilities, Failed, Finished, Progress, Request, StageStats
+from polymux.request import Capabilities, Failed, Finished, Preview, Progress, Request, StageStats
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -73,7 +73,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
 
 
 ToStage = Start | Add | Abort | Sleep | WakeUp | Stop
-FromStage = Ready | Fatal | Slept | Awake | Stats | Progress | Finished | Failed
+FromStage = Ready | Fatal | Slept | Awake | Stats | Progress | Preview | Finished | Failed
 
 LENGTH = struct.Struct("!I")
 MAX_BODY = 2**32 - 1

@@ -20,13 +20,13 @@ from polymux.config import EngineConfig
 from polymux.errors import InvalidRequestError, NotReadyError, PolymuxError
 from polymux.loop_thread import LoopThread
 from polymux.metrics import Metrics
-from polymux.omni_output import OmniRequestOutput, output_of
+from polymux.omni_output import OmniPreview, OmniRequestOutput, output_of, preview_of
 from polymux.orchestrator.admission import room
 from polymux.orchestrator.launch import MakeStage
 from polymux.orchestrator.orchestrator import Orchestrator, Status
 from polymux.orchestrator.stage_client import ProcessStage
 from polymux.prompts import Prompt, request_of
-from polymux.request import Capabilities, Finished, OmniDiffusionSamplingParams, Progress, Request
+from polymux.request import Capabilities, Finished, OmniDiffusionSamplingParams, Preview, Progress, Request
 
 
 class AsyncOmni:
@@ -83,10 +83,12 @@ class AsyncOmni:
         sampling_params: OmniDiffusionSamplingParams | None = None,
         *,
         request_id: str | None = None,
-    ) -> AsyncGenerator[Progress | OmniRequestOutput]:
-        """Progress, and then the output. Leaving early aborts the request. Raises PolymuxError."""
+        partial_images: int = 0,
+    ) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
+        """Progress, up to `partial_images` previews of each picture, and then the output. Leaving early aborts the
+        request. Raises PolymuxError."""
         try:
-            request = request_of(prompt, sampling_params, request_id or uuid.uuid4().hex)
+            request = request_of(prompt, sampling_params, request_id or uuid.uuid4().hex, partial_images)
         except PolymuxError:
             self.metrics.count("refused")
             raise
@@ -94,11 +96,17 @@ class AsyncOmni:
             async for event in events:
                 yield event
 
-    async def run(self, request: Request) -> AsyncGenerator[Progress | OmniRequestOutput]:
+    async def run(self, request: Request) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
         """`generate`, for a request that is complete."""
         async with contextlib.aclosing(self._orchestrator.generate(request)) as events:
             async for event in events:
-                yield output_of(request, event) if isinstance(event, Finished) else event
+                match event:
+                    case Finished():
+                        yield output_of(request, event)
+                    case Preview():
+                        yield preview_of(event)
+                    case Progress():
+                        yield event
 
     def abort(self, request_id: str) -> None:
         """End a request; its consumer gets RequestAbortedError. Unknown ids are no error."""

@@ -87,6 +87,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     negative_prompt: str | None = None
     media: dict[str, list[Media]] = {}  # by the pipeline's argument name: image, mask_image, video, audio, ...
     params: OmniDiffusionSamplingParams = OmniDiffusionSamplingParams()
+    partial_images: int = 0  # previews of each output while it is made; fewer if it has fewer steps, or is quicker
     generator_state: bytes | None = None  # of params.generator, which itself does not travel
 
 
@@ -114,6 +115,15 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     total: int
 
 
+class Preview(msgspec.Struct, frozen=True, tag="preview"):
+    """What the model expects an output to become, as of one of its steps."""
+
+    request_id: str
+    index: int  # which of the request's outputs
+    step: int
+    media: list[Media]
+
+
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """A request is done: one entry of `outputs` and `seeds` per output, in order."""
 
@@ -133,7 +143,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: ErrorInfo
 
 
-Event = Progress | Finished | Failed
+Event = Progress | Preview | Finished | Failed
 
 
 class Distribution(msgspec.Struct, frozen=True):
@@ -202,6 +212,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     alpha: bool = False  # pictures have an alpha channel, those that come in and those that come out
     picture_sized: bool = False  # takes no size: what comes out is as large as the picture that came in
     variations: bool = False  # makes variations of a picture when the prompt is empty
+    previews: bool = False  # if not, refused["partial_images"] says why
     merges: bool = False
     lora: bool = False  # whether requests may name adapters
     device: str = "cpu"

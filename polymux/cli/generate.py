@@ -16,6 +16,7 @@ from pathlib import Path
 from PIL import Image
 from tqdm import tqdm
 
+from polymux import logs
 from polymux.cli.flags import add_config, given, json_object
 from polymux.config import EngineConfig, LimitsConfig
 from polymux.errors import ConfigError, GenerationError, InvalidRequestError
@@ -24,12 +25,13 @@ from polymux.media.image import ImageFormat, decode, encode, format_of
 from polymux.omni import AsyncOmni
 from polymux.omni_output import OmniRequestOutput
 from polymux.prompts import OmniPrompt, request_of
-from polymux.request import Capabilities, OmniDiffusionSamplingParams, Request
+from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress, Request
 from polymux.validation import given_arguments, validate
 
 HELP = "generate pictures from a prompt, into files"
 USAGE = "polymux generate --model MODEL --prompt TEXT [flags]"
 
+QUIET = "warning"  # what went wrong is one line, and that is the last one
 _REQUEST_ID = "cli"
 
 
@@ -61,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     values = given(arguments, EngineConfig)
     if "model" not in values:
         raise ConfigError("no model is given: name one, for example: --model demo")
-    config = build(EngineConfig, values)
+    config = build(EngineConfig, {"log_level": QUIET} | values)
+    logs.configure(config.log)
     target, format = Path(arguments.output), format_of(arguments.output)
     if target.is_dir():
         raise ConfigError(f"{str(target)!r} is a folder", param="output")
@@ -119,7 +122,7 @@ async def _generate(config: EngineConfig, prompt: OmniPrompt, params: OmniDiffus
                     if isinstance(event, OmniRequestOutput):
                         bar.update((bar.total or bar.n) - bar.n)  # the last step is reported as the output
                         return event
-                    if event.phase == "denoise":
+                    if isinstance(event, Progress) and event.phase == "denoise":
                         bar.total = event.total or None
                         bar.update(event.step - bar.n)
     raise GenerationError("the generation ended without an output")

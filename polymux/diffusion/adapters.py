@@ -12,6 +12,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from diffusers.loaders.lora_base import LoraBaseMixin
+
+from polymux.config import AdapterConfig
 from polymux.diffusion.component import Component
 from polymux.diffusion.tuned import AdapterSet
 from polymux.errors import ConfigError, InvalidRequestError
@@ -24,20 +27,30 @@ SHOWN = 3  # names of layers in a message
 
 
 class Adapters:
-    """The adapters that a model has now, by file. At most `limit` are kept beside those that are in use."""
+    """The adapters that a model has now, by file: those of all requests, those in use, and some that were in use."""
 
-    def __init__(self, pipeline: Any, components: Sequence[Component], limit: int) -> None:
-        self._pipeline, self._components, self._limit = pipeline, components, limit
+    def __init__(self, pipeline: Any, components: Sequence[Component], config: AdapterConfig) -> None:
+        self._pipeline, self._components, self._limit = pipeline, components, config.max_loras
+        self._standing = [LoRARequest(path=path, scale=config.lora_scale) for path in config.lora_path]
         self._names: OrderedDict[tuple[LoRAFile, str | None], str] = OrderedDict()  # the latest used last
         self._made = 0
 
+    def check_standing(self) -> None:
+        """Raises ConfigError if what is to act on every request cannot."""
+        if self._standing and not isinstance(self._pipeline, LoraBaseMixin):
+            raise ConfigError(f"--lora-path: {type(self._pipeline).__name__} takes no LoRA", param="lora_path")
+        try:
+            self.use((), ())
+        except InvalidRequestError as error:
+            raise ConfigError(f"--lora-path: {error.message}", param="lora_path") from None
+
     def use(self, asked: Sequence[LoRARequest], busy: Collection[str]) -> AdapterSet:
-        """What to switch on for a request that asks for these; `busy` are the names that others use now.
+        """What to switch on for a request that asks for these, beside the standing ones; others use `busy` now.
 
         Raises InvalidRequestError, with the model as it was: an unusable file, or one of which no layer fits.
         """
         chosen: dict[str, float] = {}
-        for one in asked:
+        for one in [*self._standing, *asked]:
             name = self._name_of(one)
             if name in chosen:
                 raise InvalidRequestError("lora: the same adapter twice", param="lora")

@@ -13,6 +13,7 @@ import torch
 from diffusers.loaders.lora_base import LoraBaseMixin
 from PIL import Image
 
+from polymux.diffusion.preview import no_previews
 from polymux.errors import InvalidRequestError
 from polymux.families import family_of
 from polymux.families.base import UNKNOWN, Family
@@ -64,6 +65,8 @@ OWN_BEGINNINGS = (
     "pooled_prompt",
     "negative_pooled",
 )
+REPLAY_STEPS = 2  # some pipelines give a single step another meaning
+
 OUTPUTS: dict[Modality, tuple[str, ...]] = {
     "image": ("images", "image"),
     "video": ("frames", "videos", "video"),
@@ -117,6 +120,9 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         for n in shape.accepted
         if is_for_requests(n) and n != family.area and not any(n in names for names in FIELDS.values())
     ]
+    hindrance = no_previews(pipeline, family)
+    if hindrance is not None:
+        refused["partial_images"] = hindrance
     return Capabilities(
         family=family.name if family.pipelines else None,
         pipeline=type(pipeline).__name__,
@@ -128,6 +134,7 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         min_inference_steps=_min_steps(pipeline),
         frames_multiple=family.frames_multiple,
         refused=refused,
+        previews=hindrance is None,
         alpha=family.alpha,
         picture_sized=family.picture_sized,
         variations=family.variations,
@@ -207,6 +214,16 @@ def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[s
     if shape.modular:
         values["output"] = list(shape.results)
     return values
+
+
+def replay_arguments(arguments: dict[str, Any], shape: CallShape) -> dict[str, Any]:
+    """The arguments for a call whose results do not matter until its last step: as few steps as will do, a picture."""
+    changes: dict[str, Any] = {"output_type": "pil"} if shape.takes("output_type") else {}
+    if shape.takes("num_inference_steps") and not shape.takes("strength"):  # which leaves out a share of the steps
+        schedules = {n: arguments[n][-REPLAY_STEPS:] for n in ("sigmas", "timesteps") if arguments.get(n) is not None}
+        changes |= schedules
+        changes["num_inference_steps"] = min([REPLAY_STEPS, *map(len, schedules.values())])
+    return arguments | changes
 
 
 def _picture(medium: Any, name: str, family: Family) -> Any:

@@ -22,9 +22,9 @@ def _always(_: Call) -> bool:
     return True
 
 
-def _alike(one: Call, other: Call) -> bool:
-    same = one.component is other.component and one.method == other.method
-    return same and one.adapters == other.adapters
+def _alike(a: Call, b: Call) -> bool:
+    same = a.component is b.component and a.method == b.method and a.adapters == b.adapters
+    return same and a.owner.company == b.owner.company
 
 
 class StepScheduler:

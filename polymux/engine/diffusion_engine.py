@@ -20,7 +20,8 @@ from polymux.diffusion.call import Call
 from polymux.diffusion.component import Component
 from polymux.diffusion.merging import Merger
 from polymux.diffusion.outputs import media_of, sample_rate_of
-from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe
+from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe, replay_arguments
+from polymux.diffusion.preview import Replay, Watch
 from polymux.diffusion.runner import InPlace, Runner, is_out_of_memory
 from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
 from polymux.diffusion.step_scheduler import StepScheduler
@@ -30,7 +31,6 @@ from polymux.engine.job import Job, randomness_of
 from polymux.engine.model import Model
 from polymux.engine.warmup import warmup_requests
 from polymux.errors import (
-    ConfigError,
     GenerationError,
     InvalidRequestError,
     NotReadyError,
@@ -41,7 +41,17 @@ from polymux.errors import (
 )
 from polymux.memory.measure import device_bytes, release, resident_bytes, used_bytes
 from polymux.memory.residency import Residency
-from polymux.request import Capabilities, Event, Failed, Finished, LoRARequest, Media, Request, StageStats
+from polymux.request import (
+    Capabilities,
+    Event,
+    Failed,
+    Finished,
+    LoRARequest,
+    Media,
+    Preview,
+    Request,
+    StageStats,
+)
 from polymux.validation import validate
 
 log = logging.getLogger(__name__)
@@ -95,7 +105,7 @@ class DiffusionEngine:
         collect = self.family.collect_guidance and self.max_sessions > 1
         self.settings = SessionSettings(self.device, ResultSpecs(), collect, self.components)
         self.jobs: dict[str, Job] = {}
-        self._check_standing()
+        self.model.adapters.check_standing()
         self.events: list[Event] = []
         self.totals = {"steps": 0.0, "encode": 0.0, "denoise": 0.0, "decode": 0.0}  # of sessions that have ended
 
@@ -156,23 +166,8 @@ class DiffusionEngine:
         self.jobs[request.request_id] = Job(request, randomness_of(request), self._adapters(request.params.lora))
 
     def _adapters(self, asked: Sequence[LoRARequest]) -> AdapterSet:
-        """Of a request: those of all requests, and its own. Raises InvalidRequestError."""
         busy = {name for job in self.jobs.values() for name, _ in job.adapters}
-        return self.loaded.adapters.use([*self._standing, *asked], busy)
-
-    @property
-    def _standing(self) -> list[LoRARequest]:
-        config = self.config.adapters
-        return [LoRARequest(path=path, scale=config.lora_scale) for path in config.lora_path]
-
-    def _check_standing(self) -> None:
-        """Raises ConfigError if what is to act on every request cannot."""
-        if self._standing and not self.described.lora:
-            raise ConfigError(f"--lora-path: {self.described.pipeline} takes no LoRA", param="lora_path")
-        try:
-            self._adapters(())
-        except InvalidRequestError as error:
-            raise ConfigError(f"--lora-path: {error.message}", param="lora_path") from None
+        return self.loaded.adapters.use(asked, busy)
 
     def abort(self, request_id: str) -> None:
         if request_id in self.jobs:
@@ -182,12 +177,8 @@ class DiffusionEngine:
     @torch.no_grad()
     def step(self) -> list[Event]:
         self._admit()
-        for session in [s for job in self.jobs.values() for s in job.sessions.values()]:
-            while session.ready:
-                session.resume()
-                self.scheduler.submit(session.take_calls())
-            if session.finished:
-                self._ended(session)
+        for session in [s for job in self.jobs.values() for s in (*job.previews.values(), *job.sessions.values())]:
+            self._advance(session)
         group = self.scheduler.next_group()
         try:
             self.runner.execute(group)
@@ -197,6 +188,15 @@ class DiffusionEngine:
             self._report(job)
         events, self.events = self.events, []
         return events
+
+    def _advance(self, session: Session) -> None:
+        """Run a session until it waits for a call or has ended."""
+        while session.ready:
+            session.resume()
+            self._preview(session)  # its call goes before what the session waits for now
+            self.scheduler.submit(session.take_calls())
+        if session.finished:
+            self._ended(session)
 
     def warm_up(self) -> None:
         """Make one small generation. Raises what it raised."""
@@ -283,21 +283,53 @@ class DiffusionEngine:
         source = job.randomness[index]
         seed = source.seed if source.seed is not None else source.generator.initial_seed()
         session = Session(job.request.request_id, index, seed, self.settings, job.adapters)
+        if job.request.partial_images:
+            session.tap = Watch(session.steps, job.request.partial_images, self.device)
         session.open(self.pipeline, lambda own: self._generate(own, job, index))
         job.opened += 1
         job.started = job.started or time.perf_counter()
         job.sessions[index] = session
 
+    def _arguments(self, job: Job, generator: torch.Generator) -> dict[str, Any]:
+        arguments = self.config.model.diffusers_call_kwargs | call_arguments(job.request, self.shape, self.family)
+        return arguments | ({"generator": generator} if self.shape.takes("generator") else {})
+
     def _generate(self, pipeline: Any, job: Job, index: int) -> list[Media]:
         """In the session's coroutine: call the pipeline and bring its result to the host."""
-        arguments = self.config.model.diffusers_call_kwargs | call_arguments(job.request, self.shape, self.family)
-        if self.shape.takes("generator"):
-            arguments["generator"] = job.randomness[index].generator
+        arguments = self._arguments(job, job.randomness[index].generator)
         return media_of(pipeline(**arguments), self.family.modality, job.request.params.output_type == "pil")
+
+    def _preview(self, session: Session) -> None:
+        """Begin to make a picture of what `session` predicts, unless the one before is not done."""
+        if not isinstance(session.tap, Watch):
+            return
+        prediction, job = session.tap.take(), self.jobs[session.request_id]
+        if prediction is None or session.finished or session.index in job.previews:
+            return
+        arguments = replay_arguments(self._arguments(job, job.randomness[session.index].again()), self.shape)
+        tap = Replay(prediction)
+        preview = Session(session.request_id, session.index, session.seed, self.settings, session.adapters, tap=tap)
+        preview.open(self.pipeline, lambda own: media_of(own(**arguments), self.family.modality, True))
+        job.previews[session.index] = preview
+        self._advance(preview)
+
+    def _previewed(self, job: Job, preview: Session) -> None:
+        """A preview is done; that one could not be made is no fault of the request's."""
+        assert isinstance(preview.tap, Replay)
+        if preview.error is not None:
+            log.warning("no preview: %s\n%s", type(preview.error).__name__, preview.where)
+        else:
+            step, media = preview.tap.prediction.step, preview.result
+            self.events.append(Preview(job.request.request_id, preview.index, step, media))
+        self._close(job, preview)
 
     def _ended(self, session: Session) -> None:
         job = self.jobs.get(session.request_id)
         if job is None:  # another output of the same request has failed and ended it
+            return
+        if session.company == Replay.company:
+            if job.previews.get(session.index) is session:  # else its output was done before it
+                self._previewed(job, session)
             return
         if session.error is not None:
             self._fail(job, as_polymux_error(session.error, session.where, computing=session.computing))
@@ -308,11 +340,17 @@ class DiffusionEngine:
             self._finish(job)
 
     def _close(self, job: Job, session: Session) -> None:
+        """Of an output or a preview. The preview of an output ends with it."""
         self.scheduler.forget(session)
         session.cancel()
         before = dict(job.seconds)
-        job.close(session)
-        self.totals["steps"] += session.steps.done
+        if session.company == Replay.company:
+            job.close_preview(session)
+        else:
+            job.close(session)
+            self.totals["steps"] += session.steps.done
+            if session.index in job.previews:
+                self._close(job, job.previews[session.index])
         for phase, seconds in job.seconds.items():
             self.totals[phase] += seconds - before.get(phase, 0.0)
 
@@ -356,5 +394,5 @@ def as_polymux_error(error: BaseException, where: str, computing: bool) -> Polym
     if not computing and isinstance(error, (ValueError, TypeError, NotImplementedError, ArithmeticError)):
         return InvalidRequestError(f"the pipeline refuses the request: {error}")
     # The message may quote the prompt, which has no place in a log.
-    log.warning("a request failed with %s\n%s", type(error).__name__, where)
+    log.info("a request failed with %s\n%s", type(error).__name__, where)
     return GenerationError(f"the model failed: {type(error).__name__}: {error}")

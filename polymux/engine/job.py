@@ -24,6 +24,10 @@ class Randomness:
     seed: int | None
     generator: torch.Generator
 
+    def again(self) -> torch.Generator:
+        """A generator as this one was, if it began with a seed."""
+        return torch.Generator().manual_seed(self.generator.initial_seed())
+
 
 def randomness_of(request: Request) -> list[Randomness]:
     """Output i has seed + i; or, of a generator: output 0 has its state, the others have seeds drawn from a copy."""
@@ -58,6 +62,7 @@ class Job:
     started: float | None = None
     opened: int = 0
     sessions: dict[int, Session] = field(default_factory=dict)
+    previews: dict[int, Session] = field(default_factory=dict)  # in the works, by output; at most one each
     outputs: dict[int, list[Media]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # by phase, of sessions that have ended
     steps_done: int = 0  # likewise
@@ -75,11 +80,19 @@ class Job:
 
     def close(self, session: Session) -> None:
         """Take over what an ended session has cost."""
-        for phase, seconds in session.spans:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds()
+        self._take_seconds(session)
         self.steps_done += session.steps.done
         self.steps_total += session.steps.total
         self.sessions.pop(session.index, None)
+
+    def close_preview(self, preview: Session) -> None:
+        """Likewise. Its steps are none of the output's."""
+        self._take_seconds(preview)
+        self.previews.pop(preview.index, None)
+
+    def _take_seconds(self, session: Session) -> None:
+        for phase, seconds in session.spans:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds()
 
     def metrics(self) -> RequestMetrics:
         now = time.perf_counter()

@@ -59,7 +59,7 @@ class Model:
         weights = place(tenants, config.memory, device, mappings=dict(mappings or {}))
         for component in components:
             component.attach()
-        return cls(pipeline, family, components, weights, Adapters(pipeline, components, config.adapters.max_loras))
+        return cls(pipeline, family, components, weights, Adapters(pipeline, components, config.adapters))
 
     def close(self) -> None:
         """Give everything back. The pipeline, if somebody still has it, is without the weights that were moved."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpcore2
 
@@ -17,6 +19,7 @@ from polymux.media.addresses import AddressRule
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 SocketOption = tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]
 
+RESOLVING_THREADS = 16
 ATTEMPT_S = 5.0  # for one of several addresses
 
 
@@ -61,14 +64,25 @@ class CheckedNetwork(httpcore2.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
 
-async def resolve(host: str, port: int) -> list[str]:
+class Resolver:
     """The addresses that this machine knows for a name, in the order in which to try them.
 
-    Every spelling of an address that the C library understands (decimal, octal, hexadecimal, short) comes back as the
-    address it stands for. Raises httpcore's ConnectError for a name that does not exist.
+    Asks in threads of its own: a name whose servers do not answer holds one for as long as the C library waits, and
+    such names must not be able to hold up other work.
     """
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        raise httpcore2.ConnectError("the name does not exist") from None
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(RESOLVING_THREADS, thread_name_prefix="resolve")
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        """Every spelling of an address that the C library understands (decimal, octal, hexadecimal) comes back as
+        the address it stands for. Raises httpcore's ConnectError for a name that does not exist."""
+        ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        except (OSError, UnicodeError):
+            raise httpcore2.ConnectError("the name does not exist") from None
+        return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)

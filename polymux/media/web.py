@@ -18,7 +18,7 @@ import httpx2
 from polymux.config import MediaConfig
 from polymux.errors import ConfigError, InvalidRequestError
 from polymux.media.addresses import AddressRule
-from polymux.media.connect import AddressRefusedError, CheckedNetwork, Resolve, resolve
+from polymux.media.connect import AddressRefusedError, CheckedNetwork, Resolve, Resolver
 from polymux.version import VERSION
 
 MAX_URL = 8192  # characters
@@ -35,15 +35,16 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class WebSource:
-    """Fetches. `resolve_name` and `tls` are for tests; by default they are this machine's own."""
+    """Fetches. `resolve` and `tls` are for tests; by default they are this machine's own."""
 
     def __init__(
-        self, config: MediaConfig, *, resolve_name: Resolve = resolve, tls: ssl.SSLContext | None = None
+        self, config: MediaConfig, *, resolve: Resolve | None = None, tls: ssl.SSLContext | None = None
     ) -> None:
         """Raises ConfigError for an allowed domain that is none."""
         self._config = config
         self._domains = frozenset(map(_domain, config.allowed_media_domains))
-        self._network = CheckedNetwork(AddressRule(config.allowed_media_networks), resolve_name)
+        self._resolver = Resolver()
+        self._network = CheckedNetwork(AddressRule(config.allowed_media_networks), resolve or self._resolver)
         self._tls = tls
         self._pool: httpcore2.AsyncConnectionPool | None = None
 
@@ -66,6 +67,7 @@ class WebSource:
             raise _refuse(param, "the URL could not be fetched: its server does not speak HTTP properly") from None
 
     async def aclose(self) -> None:
+        self._resolver.close()
         if self._pool is not None:
             await self._pool.aclose()
 

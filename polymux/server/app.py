@@ -1,11 +1,15 @@
-"""Puts the server's parts together. From the outside in: metrics, request ids and log, body limit, routes, errors."""
+"""Puts the server's parts together.
+
+From the outside in: metrics, request ids and log, pages of other origins, keys, limits of bodies, routes, errors.
+"""
 
 from __future__ import annotations
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from polymux.server import errors, health, images, models, sleep
+from polymux.server import chat, errors, files, health, images, models, playground, sleep
+from polymux.server.access import Access, Cors
 from polymux.server.body import BodyLimit
 from polymux.server.http_metrics import CountRequests
 from polymux.server.log import RequestLog
@@ -14,12 +18,20 @@ from polymux.version import VERSION
 
 
 def build_app(state: ServerState) -> ASGIApp:
-    """The ASGI application. Whoever calls it starts and stops what `state` holds."""
+    """The ASGI application. Whoever calls it starts and stops what `state` holds. Raises ConfigError."""
+    config = state.config
+    inner: ASGIApp = Access(BodyLimit(build_api(state), config.http), config.access, config.host)
+    if config.access.cors_allow_origins:
+        inner = Cors(inner, config.access)
+    return CountRequests(RequestLog(inner, config.log_requests), state.http_metrics)
+
+
+def build_api(state: ServerState) -> FastAPI:
+    """The routes, and nothing in front of them."""
     app = FastAPI(
         title="polymux", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False
     )  # their pages load foreign scripts
-    for module in (images, models, sleep, health):
+    for module in (images, files, chat, models, sleep, health, playground):
         app.include_router(module.routes(state))
     errors.install(app)
-    limited = BodyLimit(app, state.config.max_body_bytes)
-    return CountRequests(RequestLog(limited), state.http_metrics)
+    return app

@@ -91,4 +91,4 @@ def web(names: Names | None = None, tls: ssl.SSLContext | None = None, **config:
     """A source that may reach the loopback interface, unless `config` says otherwise."""
     values: dict[str, object] = {"allowed_media_networks": LOOPBACK} | config
     chosen = MediaConfig(**values)  # type: ignore[arg-type]
-    return WebSource(chosen, tls=tls) if names is None else WebSource(chosen, resolve_name=names, tls=tls)
+    return WebSource(chosen, tls=tls) if names is None else WebSource(chosen, resolve=names, tls=tls)

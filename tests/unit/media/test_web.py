@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polymux.errors import ConfigError, InvalidRequestError
-from polymux.media.connect import resolve
+from polymux.media.connect import RESOLVING_THREADS, Resolver
 from polymux.media.web import WebSource
 
 DATA = bytes(range(256)) * 40
@@ -228,8 +228,28 @@ def test_every_spelling_of_an_address_is_seen_through(host: str, dot: str) -> No
 
 
 def test_this_machine_resolves_spellings_to_what_they_mean() -> None:
+    resolver = Resolver()
     for host in ("2130706433", "0x7f.1", "0177.0.0.01", "127.1", "localhost"):
-        assert asyncio.run(resolve(host, 80))[0] in ("127.0.0.1", "::1")
+        assert asyncio.run(resolver(host, 80))[0] in ("127.0.0.1", "::1")
+    resolver.close()
+
+
+def test_names_that_nobody_answers_for_hold_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait(30) and [])
+
+    async def many() -> None:
+        source = web(media_fetch_timeout=0.3)
+        fetches = [source.fetch("http://media.test/", param="image", max_bytes=9) for _ in range(RESOLVING_THREADS + 9)]
+        waiting = asyncio.gather(*fetches, return_exceptions=True)
+        assert await asyncio.to_thread(lambda: "other work") == "other work"
+        assert all("within 0.3 s" in str(error) for error in await waiting)
+        await source.aclose()
+
+    try:
+        asyncio.run(many())
+    finally:
+        answered.set()
 
 
 @pytest.mark.parametrize("name", ["does-not-exist.invalid", "a" * 70 + ".invalid", "a..invalid"])
