@@ -129,6 +129,7 @@ class Session(CallOwner):
         if not self.finished:
             self._switch(GreenletExit())
         self.coroutine = self.blocked_on = self.error = self.failure = None
+        self.tap = Tap()
         self.waiting.clear()
 
     def _switch(self, exception: BaseException | None) -> None:

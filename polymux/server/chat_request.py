@@ -1,8 +1,8 @@
 """What a conversation asks a model for that makes pictures: one prompt, and the pictures it starts from.
 
-The rule: what the user has said since the last answer is the prompt, and the pictures in it are the model's input.
-Answered turns are history, and say nothing any more; but a model that only edits pictures goes on with the latest
-picture of the history where the user sends none. Knows the capabilities of the loaded pipeline, and no pipeline.
+The rule: what the user has said since the last answer is the prompt, and the pictures in it are the model's input. The
+texts of answered turns say nothing any more; but a model that takes pictures goes on with the latest one of the
+conversation where the user sends none. Knows the capabilities of the loaded pipeline, and no pipeline.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def asked(body: ChatRequest, capabilities: Capabilities) -> Asked:
     text = "\n".join(text for _, message in latest for text in _texts(message))
     pictures = [found for i, message in latest for found in _pictures(i, message)]
     name = picture_argument(capabilities)
-    if not pictures and name in capabilities.required:
+    if not pictures and name is not None:
         earlier = (list(_pictures(i, message)) for i, message in reversed(turns))
         pictures = next(filter(None, earlier), [])
-        if not pictures:
+        if not pictures and name in capabilities.required:
             why = "no picture is given, and the model edits pictures; add a part of type image_url"
             raise InvalidRequestError(f"messages: {why}", param=FIELD)
     if not text.strip() and not (pictures and capabilities.variations):

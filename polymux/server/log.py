@@ -61,6 +61,8 @@ class RequestLog:
                 "status": status,
                 "seconds": round(time.perf_counter() - started, 3),
             }
+            if "ended" in state:  # a stream that went wrong after its status was sent
+                fields["ended"] = state["ended"]
             if "user" in state:
                 fields["user"] = quote(state["user"])
             if self.with_bodies and "asked" in state:
@@ -72,5 +74,5 @@ class RequestLog:
 def _line(fields: dict[str, object]) -> str:
     """`ID POST /path 200 0.123s user=U request={...}`"""
     first = "{request_id} {method} {path} {status} {seconds:.3f}s".format_map(fields)
-    rest = [f"{name}={fields[name]}" for name in ("user", "request") if name in fields]
+    rest = [f"{name}={fields[name]}" for name in ("ended", "user", "request") if name in fields]
     return " ".join([first, *rest])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 from starlette.responses import Response
@@ -63,18 +63,22 @@ class EventStream(Response):
         self._first, self._events, self._done, self._heartbeat_s = first, events, done, heartbeat_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        try:
-            async with contextlib.aclosing(self._pieces()) as pieces:
-                async for piece in pieces:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-        except Exception:
+        async with contextlib.aclosing(self._events):
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            try:
+                async with contextlib.aclosing(self._pieces(scope.setdefault("state", {}))) as pieces:
+                    async for piece in pieces:
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+            except Exception:
+                await send(LAST)
+                raise  # for the log
             await send(LAST)
-            raise  # for the log
-        await send(LAST)
 
-    async def _pieces(self) -> AsyncGenerator[bytes]:
-        """What goes over the wire. Raises what was not raised on purpose, after telling the client."""
+    async def _pieces(self, state: dict[str, Any]) -> AsyncGenerator[bytes]:
+        """What goes over the wire. Raises what was not raised on purpose, after telling the client.
+
+        `state` of the request: `ended` tells the log of an end that the status no longer can.
+        """
         try:
             if self._first is not None:
                 yield encoded(self._first)
@@ -83,19 +87,19 @@ class EventStream(Response):
                     yield piece
             if self._done:
                 yield DONE
-        except RequestAbortedError:  # nobody is there to read of it
-            return
         except PolymuxError as error:
-            yield encoded(ErrorEvent(error=error_body(error).error))
+            state["ended"] = error.code
+            if not isinstance(error, RequestAbortedError):  # of that, nobody is there to read
+                yield encoded(ErrorEvent(error=error_body(error).error))
         except Exception:
-            yield encoded(ErrorEvent(error=error_body(PolymuxError("internal error")).error))
+            unexpected = PolymuxError("internal error")
+            state["ended"] = unexpected.code
+            yield encoded(ErrorEvent(error=error_body(unexpected).error))
             raise
-        finally:
-            await self._events.aclose()  # if it was never begun; else it is closed by now
 
 
 async def pulsing(events: Events, seconds: float) -> AsyncGenerator[bytes]:
-    """`events`, encoded, and a comment whenever there was nothing to send for some seconds. Closes `events`."""
+    """`events`, encoded, and a comment whenever there was nothing to send for some seconds."""
     clock = asyncio.get_running_loop().time
     silent_since = clock()
     item: asyncio.Future[BaseModel | Literal["end"] | None] | None = None
@@ -119,7 +123,6 @@ async def pulsing(events: Events, seconds: float) -> AsyncGenerator[bytes]:
         if item is not None:
             item.cancel()
             await asyncio.gather(item, return_exceptions=True)
-        await events.aclose()
 
 
 def encoded(event: BaseModel) -> bytes:

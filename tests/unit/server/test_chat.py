@@ -166,15 +166,15 @@ def test_an_edit_model_gets_the_pictures_of_the_users_last_words() -> None:
     assert (request.prompt, widths(request)) == ("new", [80, 96])
 
 
-def test_an_edit_model_goes_on_with_the_latest_picture() -> None:
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_model_that_takes_pictures_goes_on_with_the_latest(needed: bool) -> None:
     history = (user(text("old"), picture(data_url(64))), assistant([picture(data_url(48))]))
-    assert widths(request_for(*history, user("new"), omni=editor())) == [48]
-    assert widths(request_for(history[0], assistant("no picture"), user("new"), omni=editor())) == [64]
+    assert widths(request_for(*history, user("new"), omni=editor(needed=needed))) == [48]
+    assert widths(request_for(history[0], assistant("none"), user("new"), omni=editor(needed=needed))) == [64]
 
 
-def test_a_model_that_can_do_without_pictures_takes_only_those_it_is_given() -> None:
-    history = (user(text("old"), picture(data_url(64))), assistant([picture(data_url(48))]))
-    assert widths(request_for(*history, user("new"), omni=editor(needed=False))) == []
+def test_a_model_that_needs_no_picture_does_without() -> None:
+    assert widths(request_for(user("old"), assistant("none"), user("new"), omni=editor(needed=False))) == []
     assert widths(request_for(user(text("a"), picture(data_url(32))), omni=editor(needed=False))) == [32]
 
 

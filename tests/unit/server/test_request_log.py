@@ -5,22 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from typing import Any
 
 import pytest
 from fake_omni import FakeOmni, client
 
+from polymux.errors import GenerationError
 from polymux.logs import FIELDS, JsonFormatter, TextFormatter
 from polymux.server import shortened
 
 URL = "/v1/images/generations"
 
 
-def lines_of(caplog: pytest.LogCaptureFixture, formatter: logging.Formatter, body: Any, **server: Any) -> list[str]:
+def lines_of(
+    caplog: pytest.LogCaptureFixture,
+    formatter: logging.Formatter,
+    body: Any,
+    omni: FakeOmni | None = None,
+    **server: Any,
+) -> list[str]:
     caplog.set_level(logging.INFO)
 
     async def send() -> None:
-        async with client(FakeOmni(), **server) as http:
+        async with client(omni or FakeOmni(), **server) as http:
             await http.post(URL, json=body, headers={"x-request-id": "id-1"})
 
     asyncio.run(send())
@@ -44,6 +52,17 @@ def test_as_json(caplog: pytest.LogCaptureFixture) -> None:
     }  # fmt: skip
     assert (parsed["request_id"], parsed["path"], parsed["status"]) == ("id-1", URL, 200)
     assert json.loads(parsed["request"])["prompt"] == "a\nb"
+
+
+def test_a_stream_that_fails_late_is_told_from_one_that_does_not(caplog: pytest.LogCaptureFixture) -> None:
+    omni = FakeOmni()
+    omni.fails_with = GenerationError("the model failed")
+    body = {"prompt": "a", "stream": True}
+    (line,) = lines_of(caplog, TextFormatter(), body, omni)
+    assert re.search(r" 200 [0-9.]+s ended=generation_failed$", line)
+    caplog.clear()
+    (line,) = lines_of(caplog, TextFormatter(), body)
+    assert "ended" not in line
 
 
 def test_a_request_stays_one_line_and_short(caplog: pytest.LogCaptureFixture) -> None:

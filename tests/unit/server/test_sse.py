@@ -57,6 +57,7 @@ async def never() -> Any:
 class Wire:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.state: dict[str, Any] = {}
 
     async def __call__(self, message: Any) -> None:
         self.messages.append(message)
@@ -73,7 +74,7 @@ class Wire:
 async def sent(source: Source, **options: Any) -> Wire:
     wire = Wire()
     response = await stream(source(), **options)
-    await response({"type": "http"}, never, wire)
+    await response({"type": "http", "state": wire.state}, never, wire)
     assert source.closed
     return wire
 
@@ -122,6 +123,7 @@ async def test_a_later_error_is_the_last_event(before: Count | None) -> None:
         },
     }
     assert wire.complete
+    assert wire.state == {"ended": "generation_failed"}
 
 
 async def test_a_fault_of_ours_is_told_without_its_words_and_goes_to_the_log() -> None:
@@ -136,6 +138,7 @@ async def test_a_fault_of_ours_is_told_without_its_words_and_goes_to_the_log() -
 async def test_nobody_is_told_that_the_client_left() -> None:
     wire = await sent(Source(Count(number=1), RequestAbortedError("the client left")), done=True)
     assert wire.body == b'event: count\ndata: {"type":"count","number":1}\n\n'
+    assert wire.state == {"ended": "request_aborted"}
 
 
 async def test_silence_is_broken_by_comments() -> None:
@@ -145,14 +148,15 @@ async def test_silence_is_broken_by_comments() -> None:
     assert wire.body.endswith(b'event: count\ndata: {"type":"count","number":1}\n\n')
 
 
-async def test_a_connection_that_breaks_closes_the_source() -> None:
+@pytest.mark.parametrize("messages", [0, 1, 2])
+async def test_a_connection_that_breaks_closes_the_source(messages: int) -> None:
     class Broken(Wire):
         async def __call__(self, message: Any) -> None:
             await super().__call__(message)
-            if len(self.messages) > 1:
+            if len(self.messages) > messages:
                 raise OSError("broken pipe")
 
-    source = Source(Count(number=1), 60.0)
+    source = Source(Count(number=1), Count(number=2), 60.0)
     response = await stream(source())
     with pytest.raises(OSError, match="broken"):
         await response({"type": "http"}, never, Broken())
