@@ -320,6 +320,13 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+|null|\*")
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterFilesConfig(Checked):
+    """Adapter files: which LoRA files clients may use"""
+
+    allowed_lora_path: tuple[str, ...] = knob((), "folders whose LoRA files requests may name", metavar="DIR")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerConfig(Checked):
     """Server: how clients reach it"""
 
@@ -331,6 +338,7 @@ class ServerConfig(Checked):
     access: AccessConfig = field(default_factory=AccessConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
     files: FilesConfig = field(default_factory=FilesConfig)
+    adapter_files: AdapterFilesConfig = field(default_factory=AdapterFilesConfig)
 
 
 def hub_offline() -> bool:

@@ -84,7 +84,7 @@ async def _job(state: ServerState, request: Request, body: ChatRequest) -> Image
             pictures, size = await _load(state, body, question, capabilities)
         except InvalidRequestError as error:
             raise words.of(question.located(error)) from None
-    params = sampling_params(body, size, strength=body.strength)
+    params = sampling_params(state, body, size, strength=body.strength)
     if question.system is not None:
         params = replace(params, extra_args=params.extra_args | {SYSTEM_ARGUMENT: question.system})
     return ImageJob(prompt_of(question.text, pictures, capabilities), params, encoding, words)

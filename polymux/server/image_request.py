@@ -89,9 +89,12 @@ def asked_size(size: str | None) -> tuple[int, int] | None:
 
 
 def sampling_params(
-    body: SamplingFields, size: tuple[int, int] | None, *, strength: float | None = None
+    state: ServerState, body: SamplingFields, size: tuple[int, int] | None, *, strength: float | None = None
 ) -> OmniDiffusionSamplingParams:
-    """The engine's parameters. `size`: the body's, or what has become of it (`image_inputs.sized`)."""
+    """The engine's parameters. `size`: the body's, or what has become of it (`image_inputs.sized`).
+
+    Raises InvalidRequestError for an adapter that clients may not use.
+    """
     return OmniDiffusionSamplingParams(
         width=None if size is None else size[0],
         height=None if size is None else size[1],
@@ -106,6 +109,7 @@ def sampling_params(
         sigmas=body.sigmas,
         timesteps=body.timesteps,
         max_sequence_length=body.max_sequence_length,
+        lora=state.adapters.chosen(body.lora or ()),
         extra_args=body.extra_args or {},
     )
 

@@ -48,6 +48,7 @@ from polymux.server.protocol import (
     ImagesResponse,
     ImageVariationFields,
 )
+from polymux.server.schemas import schema_of
 from polymux.server.sse import MEDIA_TYPE as EVENTS
 from polymux.server.sse import stream
 from polymux.server.state import ServerState
@@ -60,11 +61,11 @@ _UPLOAD = {"type": "array", "items": {"type": "string", "format": "binary"}, "mi
 
 
 def _json(model: type[BaseModel]) -> dict[str, object]:
-    return {"application/json": {"schema": model.model_json_schema()}}
+    return {"application/json": {"schema": schema_of(model)}}
 
 
 def _form(model: type[BaseModel], *uploads: str) -> dict[str, object]:
-    schema = model.model_json_schema()
+    schema = schema_of(model)
     schema["properties"] = dict.fromkeys(uploads, _UPLOAD) | schema["properties"]
     schema["required"] = ["image", *schema.get("required", [])]
     return {MEDIA_TYPE: {"schema": schema}}
@@ -94,7 +95,7 @@ def routes(state: ServerState) -> APIRouter:
             encoding, words = Encoding.of(body, capabilities), Words(body, client_words(capabilities))
             job = ImageJob(
                 body.prompt,
-                sampling_params(body, asked_size(body.size)),
+                sampling_params(state, body, asked_size(body.size)),
                 encoding,
                 words,
                 body.response_format == "url",
@@ -163,7 +164,7 @@ async def edit_job(
         pictures, size = await asyncio.to_thread(sized, pictures, size, capabilities, state.omni.config.limits)
     except InvalidRequestError as error:
         raise words.of(error) from None
-    params = sampling_params(body, size, strength=body.strength)
+    params = sampling_params(state, body, size, strength=body.strength)
     whole = prompt_of(prompt, pictures, capabilities)
     return ImageJob(whole, params, encoding, words, body.response_format == "url", streaming)
 

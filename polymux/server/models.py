@@ -38,6 +38,7 @@ class ModelAbilities(BaseModel):
     picture_sized: bool = Field(description="what comes out is as large as the picture that came in, or as size says")
     previews: bool = Field(description="a stream may have partial_images; if not, `refused` says why")
     size_multiple: int = Field(description="width and height must be multiples of it")
+    lora: bool = Field(description="requests may name adapters")
     merges: bool = Field(description="whether requests are batched")
     dtype: str
     parameters: int
@@ -49,6 +50,7 @@ class Model(BaseModel):
     created: int
     owned_by: Literal["polymux"] = "polymux"
     ready: bool
+    adapters: list[str] = Field(description="names that `lora` may hold")
     limits: ModelLimits
     capabilities: ModelAbilities | None = Field(description="null until the model is loaded")
 
@@ -79,6 +81,7 @@ def _model(state: ServerState) -> Model:
         id=state.model_names[0],
         created=state.created,
         ready=state.omni.status == "ready",
+        adapters=sorted(state.adapters.named),
         limits=ModelLimits.model_validate(limits, from_attributes=True),
         capabilities=_abilities(state),
     )
@@ -103,6 +106,7 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         picture_sized=can.picture_sized,
         previews=can.previews,
         size_multiple=can.size_multiple,
+        lora=can.lora,
         merges=can.merges,
         dtype=can.dtype,
         parameters=can.parameters,

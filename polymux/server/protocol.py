@@ -33,6 +33,19 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+class AdapterField(Body):
+    """An adapter of one request: a name that has been given to it, or a path that is allowed."""
+
+    name: str | None = Field(None, description="as given by POST /v1/load_lora_adapter")
+    path: str | None = Field(None, description="in a folder of --allowed-lora-path, from there or absolute")
+    scale: float = Field(1.0, description="-100 to 100")
+    component: str | None = Field(None, description="the denoiser that it is for, where there are two")
+
+
+def _listed(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, dict) else value
+
+
 class SamplingFields(Body):
     """How to generate: what every route for pictures takes, under the same names. null counts as not given."""
 
@@ -47,6 +60,9 @@ class SamplingFields(Body):
     sigmas: tuple[float, ...] | None = None
     timesteps: tuple[float, ...] | None = None
     max_sequence_length: int | None = Field(None, description="tokens of the prompt")
+    lora: Annotated[tuple[AdapterField, ...] | None, BeforeValidator(_listed)] = Field(
+        None, description="adapters that act on this request: one, or a list"
+    )
     extra_args: dict[str, Any] | None = Field(None, description="further arguments of the model's own pipeline")
 
 
@@ -158,6 +174,24 @@ class ImagesResponse(BaseModel):
     size: str = Field(description="of the first picture")
     seed: int | None = Field(None, description="of the first picture")
     expires_at: int | None = Field(None, description="seconds since 1970, of the pictures' URLs")
+
+
+class LoadAdapterRequest(Body):
+    """POST /v1/load_lora_adapter"""
+
+    lora_name: str = Field(min_length=1, max_length=256)
+    lora_path: str = Field(description="in a folder of --allowed-lora-path, from there or absolute")
+
+
+class UnloadAdapterRequest(Body):
+    """POST /v1/unload_lora_adapter"""
+
+    lora_name: str
+
+
+class AdapterResponse(BaseModel):
+    lora_name: str
+    status: Literal["loaded", "unloaded"]
 
 
 class SleepRequest(Body):

@@ -18,6 +18,7 @@ from polymux.omni_output import OmniPreview, OmniRequestOutput
 from polymux.orchestrator.orchestrator import Status
 from polymux.prompts import Prompt
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress
+from polymux.server.adapter_files import AdapterFiles
 from polymux.server.http_metrics import HttpMetrics
 from polymux.server.image_store import ImageStore
 
@@ -70,6 +71,7 @@ class ServerState:
         self.omni = omni
         self.config = config
         self.media = MediaLoader(config.media)
+        self.adapters = AdapterFiles(config.adapter_files)
         self.image_files = ImageStore(config.files)
         self.http_metrics = HttpMetrics()
         self.created = int(time.time())
