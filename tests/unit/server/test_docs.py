@@ -14,7 +14,7 @@ from polymux.cli.flags import flag_of
 from polymux.config import AccessConfig, EngineConfig, FilesConfig, HttpConfig, MediaConfig, ServerConfig
 from polymux.errors import PolymuxError
 from polymux.knobs import groups_of
-from polymux.server import chat, errors, files, health, images, models, playground, sleep
+from polymux.server import chat, errors, files, health, images, lora, models, playground, sleep
 from polymux.server.chat_protocol import ChatRequest
 from polymux.server.protocol import (
     EncodingFields,
@@ -70,7 +70,7 @@ def test_every_flag_that_is_named_exists() -> None:
 
 def test_routes() -> None:
     state = ServerState(FakeOmni(), ServerConfig())
-    modules = (images, files, chat, models, sleep, health, playground)
+    modules = (images, files, chat, lora, models, sleep, health, playground)
     routes: list[Any] = [route for module in modules for route in module.routes(state).routes]
     found = {f"{method} {r.path}" for r in routes for method in r.methods if not r.path.startswith("/playground/")}
     documented = {name.replace("models/NAME", "models/{name:path}") for name in first_cells("Routes")}
