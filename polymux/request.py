@@ -211,6 +211,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, str] = {}  # arguments that this checkpoint would ignore, and why
     alpha: bool = False  # pictures have an alpha channel, those that come in and those that come out
     picture_sized: bool = False  # takes no size: what comes out is as large as the picture that came in
+    picture_mark: str | None = None  # stands in a prompt for each picture; {} is its number, from 1
     variations: bool = False  # makes variations of a picture when the prompt is empty
     previews: bool = False  # if not, refused["partial_images"] says why
     merges: bool = False

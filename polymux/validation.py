@@ -52,6 +52,7 @@ def validate(request: Request, capabilities: Capabilities, limits: LimitsConfig)
     _check_schedule(params, limits)
     _check_randomness(request)
     _check_media(request, capabilities)
+    _check_marks(request, capabilities)
     _check_previews(request, capabilities)
 
 
@@ -226,6 +227,18 @@ def _check_previews(request: Request, capabilities: Capabilities) -> None:
     if request.partial_images and not capabilities.previews:
         why = capabilities.refused.get("partial_images", f"{capabilities.pipeline} makes no previews")
         raise refuse("partial_images", request.partial_images, f"must be 0: {why}")
+
+
+def _check_marks(request: Request, capabilities: Capabilities) -> None:
+    """Where a prompt must name its pictures, it names exactly those that there are."""
+    if capabilities.picture_mark is None or request.prompt is None:
+        return
+    pictures = sum(len(items) for items in request.media.values())
+    marks = [capabilities.picture_mark.format(i + 1) for i in range(pictures + 1)]
+    for i, mark in enumerate(marks):
+        if (mark in request.prompt) != (i < pictures):
+            what = f"there is no picture {i + 1}" if i == pictures else f"it does not say where picture {i + 1} belongs"
+            raise InvalidRequestError(f"prompt: {what}: {mark}", param="prompt")
 
 
 def _check_extra_args(extra: dict[str, Any], capabilities: Capabilities) -> None:

@@ -137,6 +137,7 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         previews=hindrance is None,
         alpha=family.alpha,
         picture_sized=family.picture_sized,
+        picture_mark=family.picture_mark,
         variations=family.variations,
         merges="denoiser" in family.merge,
         lora=isinstance(pipeline, LoraBaseMixin),

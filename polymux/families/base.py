@@ -52,6 +52,7 @@ class Family:
     optional_media: the same for media that a request may bring, where it is fewer than the usual sixteen.
     alpha: pictures have an alpha channel: input pictures keep theirs, and output pictures come with one.
     picture_sized: the call takes no size, and the output is as large as the input picture.
+    picture_mark: what stands in a prompt for an input picture, with {} for its number from 1; every picture needs one.
     variations: with an empty prompt it makes variations of the input picture.
     no_previews: why there can be no pictures of unfinished outputs, although the pipeline has all that it takes.
     warmup: arguments of the warm-up generation, where generic ones would not do.
@@ -79,6 +80,7 @@ class Family:
     optional_media: tuple[tuple[str, int], ...] = ()
     alpha: bool = False
     picture_sized: bool = False
+    picture_mark: str | None = None
     variations: bool = False
     no_previews: str | None = None
     warmup: tuple[tuple[str, str | int | float | bool], ...] = ()

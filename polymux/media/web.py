@@ -47,6 +47,7 @@ class WebSource:
         self._network = CheckedNetwork(AddressRule(config.allowed_media_networks), resolve or self._resolver)
         self._tls = tls
         self._pool: httpcore2.AsyncConnectionPool | None = None
+        self._opening = asyncio.Lock()
 
     async def fetch(self, url: str, *, param: str, max_bytes: int) -> bytes:
         """The file. Raises InvalidRequestError that names `param` for whatever is in the way."""
@@ -95,15 +96,16 @@ class WebSource:
             yield answer
 
     async def _connections(self) -> httpcore2.AsyncConnectionPool:
-        if self._tls is None:
-            self._tls = await asyncio.to_thread(httpcore2.default_ssl_context)  # reads the certificates of this machine
-        if self._pool is None:
-            self._pool = httpcore2.AsyncConnectionPool(
-                ssl_context=self._tls,
-                max_connections=MAX_CONNECTIONS,
-                max_keepalive_connections=0,
-                network_backend=self._network,
-            )
+        async with self._opening:
+            if self._pool is None:
+                # Reads this machine's certificates: not before they are needed, and not in the event loop.
+                tls = self._tls or await asyncio.to_thread(httpcore2.default_ssl_context)
+                self._pool = httpcore2.AsyncConnectionPool(
+                    ssl_context=tls,
+                    max_connections=MAX_CONNECTIONS,
+                    max_keepalive_connections=0,
+                    network_backend=self._network,
+                )
         return self._pool
 
 

@@ -13,6 +13,7 @@ from polymux.server.access import Access, Cors
 from polymux.server.body import BodyLimit
 from polymux.server.http_metrics import CountRequests
 from polymux.server.log import RequestLog
+from polymux.server.schema import Api
 from polymux.server.state import ServerState
 from polymux.version import VERSION
 
@@ -28,9 +29,8 @@ def build_app(state: ServerState) -> ASGIApp:
 
 def build_api(state: ServerState) -> FastAPI:
     """The routes, and nothing in front of them."""
-    app = FastAPI(
-        title="polymux", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False
-    )  # their pages load foreign scripts
+    # No pages of FastAPI's own: they load foreign scripts.
+    app = Api(title="polymux", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     for module in (images, files, chat, models, lora, sleep, health, playground):
         app.include_router(module.routes(state))
     errors.install(app)

@@ -66,7 +66,7 @@ async def _read(request: Request) -> FormData:
 
 
 class _Parser(MultiPartParser):
-    """Stricter than its base, which takes a form that is cut off for one with fewer fields, and no UTF-8 for Latin-1."""
+    """Stricter than its base, which takes a form that is cut off for one with fewer fields, and bad UTF-8 for Latin-1."""
 
     def __init__(self, request: Request, **limits: Any) -> None:
         stream: AsyncGenerator[bytes] = request.stream()

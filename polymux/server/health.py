@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel
 
 from polymux.errors import NotReadyError
@@ -49,7 +49,7 @@ def routes(state: ServerState) -> APIRouter:
         """200 as long as the server's process answers, whatever its model does: whether to restart it."""
         return Live()
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Prometheus' text format. Answers in every state."""
         return Response(state.omni.metrics.render() + state.http_metrics.render(), media_type=CONTENT_TYPE)

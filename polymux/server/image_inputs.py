@@ -146,7 +146,8 @@ def sized(
 
 
 def prompt_of(text: str | None, given: Pictures, capabilities: Capabilities) -> OmniPrompt:
-    """The prompt, with the media under the names of the pipeline's arguments."""
+    """The prompt, with the media under the names of the pipeline's arguments. A prompt that must name its pictures, and
+    names none, begins with all of them."""
     media: dict[str, Sequence[Image.Image]] = {}
     if given.pictures:
         name = picture_argument(capabilities)
@@ -158,5 +159,12 @@ def prompt_of(text: str | None, given: Pictures, capabilities: Capabilities) -> 
         media[name] = [given.mask]
     prompt: OmniPrompt = {"multi_modal_data": {**media}}
     if text is not None:
-        prompt["prompt"] = text
+        prompt["prompt"] = _marked(text, len(given.pictures), capabilities.picture_mark)
     return prompt
+
+
+def _marked(text: str, pictures: int, mark: str | None) -> str:
+    """The text with the pictures named in it, where that is needed and the client has named none."""
+    if mark is None or mark.format(1) in text:
+        return text
+    return " ".join([*(mark.format(i + 1) for i in range(pictures)), text])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import dataclasses
+from typing import Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -20,6 +21,18 @@ class ModelLimits(BaseModel):
     max_generated_image_size: int = Field(description="pixels")
     max_num_frames: int
     max_prompt_length: int = Field(description="characters")
+    max_body_bytes: int
+    max_total_body_bytes: int = Field(description="of all requests under way together")
+    max_header_bytes: int
+    max_json_depth: int = Field(description="levels of a body")
+    max_json_values: int = Field(description="values in a body")
+    max_connections: int
+    receive_timeout: float = Field(description="seconds that the headers, and then the body, may take to arrive")
+    request_timeout: float | None = Field(description="seconds until a request is given up; null: no limit")
+    max_media_bytes: int = Field(description="of one file")
+    max_input_image_size: int = Field(description="pixels")
+    max_media_redirects: int = Field(description="that fetching a URL follows")
+    media_fetch_timeout: float = Field(description="seconds that fetching a URL may take")
 
 
 class ModelAbilities(BaseModel):
@@ -76,15 +89,20 @@ def routes(state: ServerState) -> APIRouter:
 
 
 def _model(state: ServerState) -> Model:
-    limits: Any = state.omni.config.limits
     return Model(
         id=state.model_names[0],
         created=state.created,
         ready=state.omni.status == "ready",
         adapters=sorted(state.adapters.named),
-        limits=ModelLimits.model_validate(limits, from_attributes=True),
+        limits=_limits(state),
         capabilities=_abilities(state),
     )
+
+
+def _limits(state: ServerState) -> ModelLimits:
+    groups = (state.omni.config.limits, state.config.http, state.config.media)
+    values = {name: value for group in groups for name, value in dataclasses.asdict(group).items()}
+    return ModelLimits.model_validate({name: values[name] for name in ModelLimits.model_fields})
 
 
 def _abilities(state: ServerState) -> ModelAbilities | None:

@@ -6,8 +6,12 @@ playwright need not be installed; whoever uses `expect` has a page, and so has i
 from __future__ import annotations
 
 import base64
+import os
 import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from fake_server import picture
@@ -22,7 +26,7 @@ FLAGS = (
     "--disable-sync",
     "--no-first-run",
 )
-WAIT_MS = 20_000
+WAIT_MS = 60_000  # on a machine that does other things too
 Page = Any  # of playwright
 
 
@@ -60,3 +64,20 @@ def generate(page: Page, prompt: str = "a valley", count: int = 1) -> None:
     page.fill("#prompt", prompt)
     page.click("#generate")
     expect(results(page)).to_have_count(count, timeout=WAIT_MS)
+
+
+def copied(page: Page, click: str) -> str:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click(click)
+    expect(page.locator("#announce")).to_contain_text("Copied")
+    text: str = page.evaluate("navigator.clipboard.readText()")
+    return text
+
+
+def execute(language: str, text: str, folder: Path) -> None:
+    """Run a command that the page gave, with the key \"secret\" at hand."""
+    words = {"curl": ["sh", "-euc", text], "python": [sys.executable, "-c", text]}[language]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"POLYMUX_API_KEY": "secret", "PATH": path}
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, text + done.stderr

@@ -1,10 +1,12 @@
-"""The playground over a real server: what its page and its commands do there."""
+"""The playground over the real routes: with a real model, and with a generator that shows what reached it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
-from browser import Page, expect, fact, generate, offered, ready, results
+from browser import Page, copied, execute, expect, fact, generate, offered, png, ready, results
+from painter import serving_painter
 from server_process import Server, until
 
 COUNT_PREVIEWS = """() => {
@@ -44,3 +46,33 @@ def test_generate_cancel_and_fail(server: Server, tab: Callable[..., Page]) -> N
     page.click("#generate")
     expect(page.locator("#size-error")).to_contain_text("multiple of 16")
     expect(results(page)).to_have_count(1)
+
+
+def test_edit_with_a_key_and_commands_that_make_the_same_picture(tab: Callable[..., Page], tmp_path: Path) -> None:
+    with serving_painter(api_key=("secret",)) as url:
+        page = tab(url)
+        page.fill("#api-key", "secret")
+        page.keyboard.press("Enter")
+        assert {"image", "mask", "strength"} <= offered(ready(page))
+        page.fill("#prompt", "snow")
+        page.click("#generate")
+        expect(page.locator("#image-error")).to_contain_text("needs one")
+        files = {"image": png(64, 48, "photo.png"), "mask": png(64, 48, "mask.png")}
+        page.set_input_files("#image", [files["image"]])
+        page.click("#generate")
+        expect(page.locator("#mask-error")).to_contain_text("the model needs one")
+        page.set_input_files("#mask", [files["mask"]])
+        page.fill("#num_inference_steps", "4")
+        page.fill("#strength", "0.75")
+        generate(page, "snow")
+        expect(fact(page, "Size")).to_have_text("64 × 48")
+        with page.expect_download() as download:
+            page.click("text=Download")
+        shown = Path(download.value.path()).read_bytes()
+        for file in files.values():
+            (tmp_path / file["name"]).write_bytes(file["buffer"])
+        for language, words in (("curl", "Copy as curl"), ("python", "Copy as Python")):
+            execute(language, copied(page, f".result >> text={words}"), tmp_path)
+            made = tmp_path / "picture-0.png"
+            assert made.read_bytes() == shown
+            made.unlink()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from browser import Page, expect, generate, png, ready, results
+from browser import Page, copied, execute, expect, generate, png, ready, results
 from fake_server import Fake
 from PIL import Image
 
@@ -71,22 +68,6 @@ def test_a_result_can_be_downloaded_used_again_and_removed(fake: Fake, edits: Pa
 
 
 NASTY = 'it\'s "quoted" $HOME `id` \\n; a\nnew line, @file, ünï-code 🦊 {x}'
-
-
-def copied(page: Page, click: str) -> str:
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.click(click)
-    expect(page.locator("#announce")).to_contain_text("Copied")
-    text: str = page.evaluate("navigator.clipboard.readText()")
-    return text
-
-
-def execute(language: str, text: str, folder: Path) -> None:
-    words = {"curl": ["sh", "-euc", text], "python": [sys.executable, "-c", text]}[language]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = os.environ | {"POLYMUX_API_KEY": "secret", "PATH": path}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, text + done.stderr
 
 
 @pytest.mark.parametrize("language", ["curl", "python"])

@@ -15,6 +15,7 @@ from file_server import CERTIFICATE, FileServer, Names, running, web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import polymux.media.web
 from polymux.errors import ConfigError, InvalidRequestError
 from polymux.media.connect import RESOLVING_THREADS, Resolver
 from polymux.media.web import WebSource
@@ -334,7 +335,8 @@ def test_tls_is_verified_against_the_name() -> None:
         server.file("/a", DATA)
         assert fetch(server.url("/a", "media.test", "https"), web(names, trusted)) == DATA
         assert "no connection" in refused(server.url("/a", "other.test", "https"), web(names, trusted))
-        assert "no connection" in refused(server.url("/a", "media.test", "https"), web(names))  # not trusted here
+        for nobody in (None, ssl.create_default_context()):
+            assert "no connection" in refused(server.url("/a", "media.test", "https"), web(names, nobody))
         assert len(server.seen) == 1
 
 
@@ -361,3 +363,27 @@ def test_leaving_ends_the_fetch(server: FileServer) -> None:
         assert await asyncio.to_thread(left.wait, 10)
 
     asyncio.run(leave())
+
+
+def test_what_failed_takes_no_place(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused, cut and late fetches leave their connections to others."""
+    monkeypatch.setattr(polymux.media.web, "MAX_CONNECTIONS", 1)
+    server.file("/a", DATA)
+    server.redirect("/inside", "http://10.0.0.1/")
+    left = threading.Event()
+    server.answers["/late"] = lambda request: left.wait(30) and None
+
+    async def many() -> bytes:
+        source = web(media_fetch_timeout=2.0)
+        for url in ("http://10.0.0.1/", server.url("/inside"), server.url("/a"), server.url("/late")):
+            with pytest.raises(InvalidRequestError):
+                await source.fetch(url, param="image", max_bytes=9)
+        try:
+            return await source.fetch(server.url("/a"), param="image", max_bytes=10**6)
+        finally:
+            await source.aclose()
+
+    try:
+        assert asyncio.run(many()) == DATA
+    finally:
+        left.set()

@@ -56,6 +56,16 @@ def test_whatever_the_pipeline_calls_it_the_client_says_image(argument: str) -> 
     assert "/v1/images/edits" in refused(without, "image")
 
 
+def test_a_prompt_that_must_name_its_pictures() -> None:
+    omni = editor(picture_mark="<p{}>")
+    two = (("image[]", PNG), ("image[]", PNG))
+    for prompt, seen in (("a", "<p1> <p2> a"), ("<p2> on <p1>", "<p2> on <p1>")):
+        assert form(*two, omni=omni, prompt=prompt).status_code == 200
+        assert omni.requests.pop().prompt == seen
+    assert "picture 2 belongs" in refused(form(*two, omni=omni, prompt="<p1>"), "prompt")
+    assert "no picture 3" in refused(form(*two, omni=omni, prompt="<p1> <p2> <p3>"), "prompt")
+
+
 @pytest.mark.parametrize("names", [("image[]", "image[]"), ("image", "image"), ("image", "image[]")])
 def test_several_pictures_in_order(names: tuple[str, str]) -> None:
     omni = editor()

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+from collections.abc import Callable
 from typing import Any, cast, get_args
 
 import httpx
@@ -59,6 +60,12 @@ def picture(event: dict[str, Any]) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(event["b64_json"])))
 
 
+def png() -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (64, 32)).save(data, "png")
+    return data.getvalue()
+
+
 def test_without_previews_there_is_one_event_per_picture() -> None:
     (event,) = events_of(post(BASE, FakeOmni()))
     assert picture(event).size == (64, 32)
@@ -98,9 +105,7 @@ def test_progress_is_told_to_those_who_ask() -> None:
 def test_edits_have_names_of_their_own() -> None:
     omni = omni_with_previews()
     omni.capabilities = EDITS
-    data = io.BytesIO()
-    Image.new("RGB", (64, 32)).save(data, "png")
-    url = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+    url = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
     body = BASE | {"images": [{"image_url": url}], "partial_images": 1, "stream_progress": True}
     events = events_of(post(body, omni, "/v1/images/edits"))
     assert [e["type"] for e in events] == ["image_edit.progress", "image_edit.partial_image", "image_edit.completed"]
@@ -185,15 +190,44 @@ def test_the_events_have_what_openai_says_they_have(ours: Any, theirs: Any) -> N
     assert set(get_args(theirs.model_fields["type"].annotation)) <= set(get_args(ours.model_fields["type"].annotation))
 
 
-def test_openais_client_reads_the_stream() -> None:
+def through_openais_client(omni: FakeOmni, ask: Callable[[openai.AsyncOpenAI], Any]) -> list[Any]:
     async def read() -> list[Any]:
-        async with client(omni_with_previews()) as http:
-            api = openai.AsyncOpenAI(base_url="http://server/v1", api_key="x", http_client=http)
-            stream = await api.images.generate(prompt="a", size=cast(Any, "64x32"), stream=True, partial_images=2)
-            return [event async for event in stream]
+        async with client(omni) as http:
+            api = openai.AsyncOpenAI(base_url="http://server/v1", api_key="x", http_client=http, max_retries=0)
+            return [event async for event in await ask(api)]
 
-    *partial, completed = asyncio.run(read())
+    return asyncio.run(read())
+
+
+def test_openais_client_reads_the_stream() -> None:
+    size = cast(Any, "64x32")
+    *partial, completed = through_openais_client(
+        omni_with_previews(), lambda api: api.images.generate(prompt="a", size=size, stream=True, partial_images=2)
+    )
     assert [type(e) for e in partial] == [image_gen_partial_image_event.ImageGenPartialImageEvent] * 2
     assert isinstance(completed, image_gen_completed_event.ImageGenCompletedEvent)
     assert completed.usage is None
     assert completed.size == "64x32"
+
+
+def test_openais_client_edits_in_a_stream() -> None:
+    """As a form, where everything is text."""
+    omni = omni_with_previews()
+    omni.capabilities = EDITS
+    *partial, completed = through_openais_client(
+        omni,
+        lambda api: api.images.edit(
+            image=("a.png", png()), prompt="a", stream=True, partial_images=1, extra_body={"stream_progress": False}
+        ),
+    )
+    assert [type(e) for e in partial] == [image_edit_partial_image_event.ImageEditPartialImageEvent]
+    assert isinstance(completed, image_edit_completed_event.ImageEditCompletedEvent)
+    assert completed.size == "64x32"
+
+
+def test_openais_client_raises_what_fails_late() -> None:
+    omni = omni_with_previews()
+    omni.fails_with = GenerationError("the model failed")
+    with pytest.raises(openai.APIError, match="the model failed") as failed:
+        through_openais_client(omni, lambda api: api.images.generate(prompt="a", stream=True, partial_images=1))
+    assert failed.value.code == "generation_failed"

@@ -151,6 +151,18 @@ def test_pictures_of_one_answer_never_push_each_other_out() -> None:
     assert store.get(old) is not None
 
 
+def test_the_log_does_not_tell_names(caplog: pytest.LogCaptureFixture) -> None:
+    async def talk(http: httpx.AsyncClient) -> None:
+        with caplog.at_level("INFO", "polymux.server"):
+            url = (await http.post(URL, json=BASE)).json()["data"][0]["url"]
+            assert (await http.get(url)).status_code == 200
+        name = url.rpartition("/")[2]
+        assert f"/v1/files/images/{name[:8]}....png 200" in caplog.text
+        assert name not in caplog.text
+
+    with_client(talk)
+
+
 def test_names_cannot_be_guessed() -> None:
     store = ImageStore(FilesConfig())
     names = [name for _ in range(50) for name in store.add(pictures(1))]
