@@ -11,7 +11,7 @@ import io
 import wave
 from fractions import Fraction
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import av
 import numpy as np
@@ -53,6 +53,13 @@ _SAMPLE_FORMATS: dict[AudioCodec, str] = {"flac": "s16", "alac": "s32p"}  # of t
 _LAYOUTS = {1: "mono", 2: "stereo"}
 _MAX_RATE = 655_350  # the highest that all formats can write down
 _BLOCK = 1 << 16  # samples that are encoded at a time
+
+
+class Sound(NamedTuple):
+    """Samples, and how many there are per second."""
+
+    samples: Array
+    sample_rate: int
 
 
 def encode_audio(samples: Array, sample_rate: int, format: AudioFormat) -> bytes:

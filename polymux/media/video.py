@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path, PurePath
 from types import TracebackType
-from typing import BinaryIO, NamedTuple, Self
+from typing import BinaryIO, Self
 
 import av
 import numpy as np
 
-from polymux.media.audio import AudioCodec, AudioTrack, check_samples
+from polymux.media.audio import AudioCodec, AudioTrack, Sound, check_samples
 from polymux.media.video_track import ENCODERS, LOSSLESS, Encoder, Frame, VideoFormat, VideoTrack
 from polymux.media.wire import Array
 
@@ -45,13 +45,6 @@ _MAX_FPS: dict[VideoFormat, int] = {"mp4": 1000, "webm": 500, "gif": 50, "webp":
 _MIN_FPS = Fraction(1, 100)
 _MAX_SIDE = 16384
 _CHUNK = 16  # frames
-
-
-class Sound(NamedTuple):
-    """Samples as `polymux.media.audio` takes them, and how many there are per second."""
-
-    samples: Array
-    sample_rate: int
 
 
 @dataclass(frozen=True, kw_only=True)
