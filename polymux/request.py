@@ -26,6 +26,7 @@ class OmniDiffusionSamplingParams:
     width: int | None = None  # pixels
     num_frames: int | None = None
     fps: float | None = None  # frames per second, for pipelines that are conditioned on it
+    seconds: float | None = None  # of sound
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
     guidance_scale_2: float | None = None  # of the low-noise denoiser, where there are two
@@ -148,6 +149,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     size_multiple: int = 1
     min_inference_steps: int = 1
     frames_multiple: int = 1  # num_frames - 1 must be a multiple of it
+    max_seconds: float | None = None  # of sound, where the pipeline would cut what is longer
     refused: dict[str, str] = {}  # arguments that this checkpoint would ignore, and why
     merges: bool = False
     device: str = "cpu"

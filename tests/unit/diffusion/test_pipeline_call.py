@@ -134,6 +134,8 @@ def test_only_what_is_given_is_passed() -> None:
 def test_fields_go_by_the_name_that_the_pipeline_has() -> None:
     assert arguments(shape("frame_rate"), fps=24.0) == {"frame_rate": 24.0}
     assert arguments(shape("fps", "frame_rate"), fps=24.0) == {"fps": 24.0}
+    for name in ("audio_end_in_s", "audio_duration", "audio_duration_s"):
+        assert arguments(shape(name), seconds=2.5) == {name: 2.5}
     assert arguments(shape("sigmas"), sigmas=(1.0, 0.5)) == {"sigmas": [1.0, 0.5]}
 
 
