@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from polymux.config import ServerConfig
-from polymux.server import errors, health, images, models, sleep
+from polymux.server import audio, errors, health, images, models, sleep
 from polymux.server.body import BodyLimit
 from polymux.server.log import RequestLog
 from polymux.server.state import Generator, ServerState
@@ -19,7 +19,7 @@ def build_app(omni: Generator, config: ServerConfig) -> ASGIApp:
     app = FastAPI(
         title="polymux", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False
     )  # their pages load foreign scripts
-    for module in (images, models, sleep, health):
+    for module in (images, audio, models, sleep, health):
         app.include_router(module.routes(state))
     errors.install(app)
     return RequestLog(BodyLimit(app, config.max_body_bytes))

@@ -13,7 +13,8 @@ from fake_omni import FakeOmni
 from polymux.cli.flags import flag_of
 from polymux.config import EngineConfig, ServerConfig, groups_of
 from polymux.errors import PolymuxError
-from polymux.server import errors, health, images, models, sleep
+from polymux.server import audio, errors, health, images, models, sleep
+from polymux.server.audio import AudioGenerationRequest
 from polymux.server.protocol import ImageGenerationRequest
 from polymux.server.state import ServerState
 
@@ -34,6 +35,12 @@ def test_fields() -> None:
     assert first_cells("POST /v1/images/generations") == set(ImageGenerationRequest.model_fields)
 
 
+def test_fields_of_sound() -> None:
+    named = first_cells("POST /v1/audio/generate")
+    fields = {name for name in named if not name.startswith("x-")} - {"input", "audio_length"}
+    assert fields == set(AudioGenerationRequest.model_fields)
+
+
 def test_flags_of_the_server() -> None:
     assert first_cells("Flags") == {flag_of(f) for f in dataclasses.fields(ServerConfig)}
 
@@ -46,7 +53,9 @@ def test_every_flag_that_is_named_exists() -> None:
 
 def test_routes() -> None:
     state = ServerState(FakeOmni(), ServerConfig())
-    routes: list[Any] = [route for module in (images, models, sleep, health) for route in module.routes(state).routes]
+    routes: list[Any] = [
+        route for module in (images, audio, models, sleep, health) for route in module.routes(state).routes
+    ]
     found = {f"{method} {route.path}" for route in routes for method in route.methods}
     assert {name.replace("/NAME", "/{name:path}") for name in first_cells("Routes")} == found | {"GET /openapi.json"}
 
