@@ -140,6 +140,9 @@ class ProcessConfig(Checked):
     stage_init_timeout: float = knob(1800.0, "seconds a stage may take until it is ready", minimum=1)
     warmup: bool = knob(True, "make one small generation before reporting ready")
     restart_stages: bool = knob(False, "start a stage again when its process dies, in place of exiting")
+    output_chunk_bytes: int = knob(
+        8 * 2**20, "send frames and other arrays in parts of this size (at least one frame)", minimum=1
+    )
     shutdown_grace: float = knob(30.0, "seconds that requests in flight get to finish on SIGTERM", minimum=0)
 
 

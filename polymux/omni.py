@@ -20,13 +20,13 @@ from polymux.config import EngineConfig
 from polymux.errors import InvalidRequestError, NotReadyError, PolymuxError
 from polymux.loop_thread import LoopThread
 from polymux.metrics import Metrics
-from polymux.omni_output import OmniRequestOutput, output_of
+from polymux.omni_output import ChunkCollector, OmniRequestOutput, output_of
 from polymux.orchestrator.admission import room
 from polymux.orchestrator.launch import MakeStage
 from polymux.orchestrator.orchestrator import Orchestrator, Status
 from polymux.orchestrator.stage_client import ProcessStage
 from polymux.prompts import Prompt, request_of
-from polymux.request import Capabilities, Finished, OmniDiffusionSamplingParams, Progress, Request
+from polymux.request import Capabilities, Finished, OmniDiffusionSamplingParams, OutputChunk, Progress, Request
 
 
 class AsyncOmni:
@@ -82,20 +82,51 @@ class AsyncOmni:
         request_id: str | None = None,
     ) -> AsyncGenerator[Progress | OmniRequestOutput]:
         """Progress, and then the output. Leaving early aborts the request. Raises PolymuxError."""
-        try:
-            request = request_of(prompt, sampling_params, request_id or uuid.uuid4().hex)
-        except PolymuxError:
-            self.metrics.count("refused")
-            raise
+        request = self._request(prompt, sampling_params, request_id)
         async with contextlib.aclosing(self.run(request)) as events:
             async for event in events:
                 yield event
 
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: OmniDiffusionSamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[Progress | OutputChunk | OmniRequestOutput]:
+        """`generate`, for whoever uses frames up as they come: large arrays come as `OutputChunk`s, and are not in the
+        output. The stage goes on when a chunk is used up, that is when the next event is asked for.
+
+        The request is sent, or refused, before this returns. Iterate, or end it with `abort`.
+        """
+        request = self._request(prompt, sampling_params, request_id)
+        return self._outputs(request, self._orchestrator.generate(request))
+
     async def run(self, request: Request) -> AsyncGenerator[Progress | OmniRequestOutput]:
         """`generate`, for a request that is complete."""
+        chunks = ChunkCollector()
         async with contextlib.aclosing(self._orchestrator.generate(request)) as events:
             async for event in events:
+                if isinstance(event, OutputChunk):
+                    chunks.add(event)
+                else:
+                    yield output_of(request, event, chunks) if isinstance(event, Finished) else event
+
+    async def _outputs(
+        self, request: Request, events: AsyncGenerator[Progress | OutputChunk | Finished]
+    ) -> AsyncGenerator[Progress | OutputChunk | OmniRequestOutput]:
+        async with contextlib.aclosing(events):
+            async for event in events:
                 yield output_of(request, event) if isinstance(event, Finished) else event
+
+    def _request(
+        self, prompt: Prompt, sampling_params: OmniDiffusionSamplingParams | None, request_id: str | None
+    ) -> Request:
+        try:
+            return request_of(prompt, sampling_params, request_id or uuid.uuid4().hex)
+        except PolymuxError:
+            self.metrics.count("refused")
+            raise
 
     def abort(self, request_id: str) -> None:
         """End a request; its consumer gets RequestAbortedError. Unknown ids are no error."""

@@ -109,11 +109,26 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
     request_id: str
     modality: Modality
-    outputs: list[list[Media]]  # an output is usually one medium; layered models and sounding videos have several
+    outputs: list[list[Media]]  # usually of one medium; of several for layers, or frames with sound; see OutputChunk
     seeds: list[int | None]
     metrics: RequestMetrics
     fps: float | None = None
     sample_rate: int | None = None
+
+
+class OutputChunk(msgspec.Struct, frozen=True, tag="chunk"):
+    """Some rows of an array that is too large for one message. Comes before Finished, which does not hold the array.
+
+    The chunks of an array come in order and without gaps. If one array of an output comes in chunks all of them do,
+    sound before frames.
+    """
+
+    request_id: str
+    output: int  # which output of the request
+    medium: int  # which of the output's media
+    shape: tuple[int, ...]  # of the whole array
+    start: int  # the first row; rows are counted along the array's first axis
+    rows: ArrayData
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -123,7 +138,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: ErrorInfo
 
 
-Event = Progress | Finished | Failed
+Event = Progress | OutputChunk | Finished | Failed
 
 
 class StageStats(msgspec.Struct, frozen=True):
@@ -150,6 +165,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     min_inference_steps: int = 1
     frames_multiple: int = 1  # num_frames - 1 must be a multiple of it
     max_seconds: float | None = None  # of sound, where the pipeline would cut what is longer
+    defaults: dict[str, int] = {}  # of height, width and num_frames, where the pipeline's call states them
+    fps: float | None = None  # of videos, unless a request says otherwise
+    sample_rate: int | None = None  # of sound
     refused: dict[str, str] = {}  # arguments that this checkpoint would ignore, and why
     merges: bool = False
     device: str = "cpu"

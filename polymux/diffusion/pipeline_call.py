@@ -5,7 +5,9 @@ Knows how diffusers' pipelines, classic and modular, name their arguments; knows
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,6 +74,9 @@ OUTPUTS: dict[Modality, tuple[str, ...]] = {
 }
 
 
+SHAPES = ("height", "width", "num_frames")  # whose defaults are told
+
+
 @dataclass(frozen=True)
 class CallShape:
     """The arguments that a pipeline's call takes, and which of them have no default."""
@@ -80,6 +85,7 @@ class CallShape:
     required: tuple[str, ...]
     modular: bool
     results: tuple[str, ...] = ()  # modular: the names of the wanted outputs
+    defaults: dict[str, int] = dataclasses.field(default_factory=dict)  # that are integers
 
     @classmethod
     def of(cls, pipeline: Any, modality: Modality) -> CallShape:
@@ -90,15 +96,23 @@ class CallShape:
             wanted = OUTPUTS[modality] + (OUTPUTS["audio"] if modality == "video" else ())
             made = {p.name for p in blocks.intermediate_outputs}  # by a block, for a later one
             required = tuple(p.name for p in inputs if p.required and p.name not in made)
-            return cls(tuple(p.name for p in inputs), required, True, tuple(n for n in wanted if n in names))
+            results = tuple(n for n in wanted if n in names)
+            return cls(
+                tuple(p.name for p in inputs), required, True, results, _integers((p.name, p.default) for p in inputs)
+            )
         parameters = inspect.signature(type(pipeline).__call__).parameters.values()
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
         # Pipelines give None as the default of what they cannot do without.
         required = tuple(p.name for p in named if p.default is inspect.Parameter.empty)
-        return cls(tuple(p.name for p in named), required, False)
+        defaults = _integers((p.name, p.default) for p in named)
+        return cls(tuple(p.name for p in named), required, False, defaults=defaults)
 
     def takes(self, name: str) -> bool:
         return name in self.accepted
+
+
+def _integers(defaults: Iterable[tuple[str, Any]]) -> dict[str, int]:
+    return {name: value for name, value in defaults if type(value) is int}
 
 
 def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
@@ -128,6 +142,8 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         min_inference_steps=_min_steps(pipeline),
         frames_multiple=family.frames_multiple,
         max_seconds=getattr(pipeline, family.longest) if family.longest is not None else None,
+        defaults={name: value for name, value in shape.defaults.items() if name in SHAPES},
+        fps=family.fps,
         refused=refused,
         merges="denoiser" in family.merge,
         device=str(next((p.device for m in modules for p in m.parameters()), "cpu")),
@@ -194,7 +210,7 @@ def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[s
                 )
             values[companion] = default
     _refuse_unknown(values, shape)
-    output = _output_type(params, family.modality)
+    output = _output_type(params, family)
     if shape.takes("output_type"):
         values["output_type"] = output
     elif params.output_type != "pil":
@@ -213,8 +229,11 @@ def _picture(medium: Any, name: str, family: Family) -> Any:
     return medium.convert("L" if "mask" in name else "RGBA" if family.alpha else "RGB")
 
 
-def _output_type(params: OmniDiffusionSamplingParams, modality: Modality) -> str:
-    return "np" if params.output_type == "pil" and modality != "image" else params.output_type
+def _output_type(params: OmniDiffusionSamplingParams, family: Family) -> str:
+    if params.output_type != "pil" or family.modality == "image":
+        return params.output_type
+    # As tensors, frames stay on the device until they are bytes. What a pipeline of no family means by it is unknown.
+    return "pt" if family.modality == "video" and family.pipelines else "np"
 
 
 def _refuse_unknown(values: dict[str, Any], shape: CallShape) -> None:

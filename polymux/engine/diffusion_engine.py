@@ -18,14 +18,16 @@ from polymux.config import EngineConfig
 from polymux.diffusion.call import Call
 from polymux.diffusion.component import Component
 from polymux.diffusion.merging import Merger
-from polymux.diffusion.outputs import media_of, sample_rate_of
+from polymux.diffusion.outputs import RawOutput, media_of, raw_output, sample_rate_of
 from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe
 from polymux.diffusion.runner import InPlace, Runner, is_out_of_memory
 from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
 from polymux.diffusion.step_scheduler import StepScheduler
+from polymux.diffusion.tracebacks import drop_frames
 from polymux.engine.device import resolve_device
 from polymux.engine.job import Job, randomness_of
 from polymux.engine.model import Model
+from polymux.engine.outbound import WINDOW, Outbound, OutputThread
 from polymux.engine.warmup import warmup_requests
 from polymux.errors import (
     GenerationError,
@@ -38,10 +40,12 @@ from polymux.errors import (
 )
 from polymux.memory.measure import release, used_bytes
 from polymux.memory.residency import Residency
-from polymux.request import Capabilities, Event, Failed, Finished, Media, Request, StageStats
+from polymux.request import Capabilities, Event, Failed, Finished, OutputChunk, Request, StageStats
 from polymux.validation import validate
 
 log = logging.getLogger(__name__)
+
+OUTPUT_POLL_S = 0.002  # for messages, while outputs are all that there is to do
 
 
 class DiffusionEngine:
@@ -74,7 +78,9 @@ class DiffusionEngine:
         self.family = self.model.family
         self.shape = CallShape.of(pipeline, self.family.modality)
         described = describe(pipeline, self.family, self.shape)
-        self.described = msgspec.structs.replace(described, storage=self.model.weights.describe())
+        self.described = msgspec.structs.replace(
+            described, storage=self.model.weights.describe(), sample_rate=sample_rate_of(pipeline)
+        )
         self.max_sessions = config.scheduler.max_num_seqs
         if not self.family.pipelines and self.max_sessions > 1:
             # What a pipeline that nobody has looked at does to its components in a call might reach other requests.
@@ -91,6 +97,7 @@ class DiffusionEngine:
         )
         collect = self.family.collect_guidance and self.max_sessions > 1
         self.settings = SessionSettings(self.device, ResultSpecs(), collect, self.components)
+        self.outputs = OutputThread(self.device, config.process.output_chunk_bytes)
         self.jobs: dict[str, Job] = {}
         self.events: list[Event] = []
         self.totals = {"steps": 0.0, "encode": 0.0, "denoise": 0.0, "decode": 0.0}  # of sessions that have ended
@@ -150,6 +157,11 @@ class DiffusionEngine:
         if request_id in self.jobs:
             self._fail(self.jobs[request_id], RequestAbortedError("the request was aborted"))
 
+    def taken(self, request_id: str) -> None:
+        job = self.jobs.get(request_id)
+        if job is not None and job.under_way:
+            job.under_way -= 1
+
     @torch.inference_mode(False)
     @torch.no_grad()
     def step(self) -> list[Event]:
@@ -165,6 +177,7 @@ class DiffusionEngine:
             self.runner.execute(group)
         finally:
             self.scheduler.submit(call for call in group if not call.done)  # an interrupt loses nobody's call
+        self._deliver(idle=not group)
         for job in self.jobs.values():
             self._report(job)
         events, self.events = self.events, []
@@ -189,10 +202,13 @@ class DiffusionEngine:
             for event in self.step():
                 if isinstance(event, Failed):
                     raise from_info(event.error)
+                if isinstance(event, OutputChunk):
+                    self.taken(event.request_id)
 
     def close(self) -> None:
         for job in list(self.jobs.values()):
             self._fail(job, RequestAbortedError("the engine was closed"))
+        self.outputs.close()
         if self.model is not None:
             self.model.close()
 
@@ -260,12 +276,13 @@ class DiffusionEngine:
         job.started = job.started or time.perf_counter()
         job.sessions[index] = session
 
-    def _generate(self, pipeline: Any, job: Job, index: int) -> list[Media]:
-        """In the session's coroutine: call the pipeline and bring its result to the host."""
+    def _generate(self, pipeline: Any, job: Job, index: int) -> RawOutput:
+        """In the session's coroutine: call the pipeline."""
         arguments = self.config.model.diffusers_call_kwargs | call_arguments(job.request, self.shape, self.family)
         if self.shape.takes("generator"):
             arguments["generator"] = job.randomness[index].generator
-        return media_of(pipeline(**arguments), self.family.modality, job.request.params.output_type == "pil")
+        as_pictures, tensors = job.request.params.output_type == "pil", arguments.get("output_type") == "pt"
+        return raw_output(pipeline(**arguments), self.family.modality, as_pictures, tensors)
 
     def _ended(self, session: Session) -> None:
         job = self.jobs.get(session.request_id)
@@ -275,7 +292,42 @@ class DiffusionEngine:
             self._fail(job, as_polymux_error(session.error, session.where, computing=session.computing))
             return
         self._close(job, session)
-        job.outputs[session.index] = session.result
+        raw, session.result = session.result, None
+        if self.family.modality != "image":
+            job.outbound[session.index] = self.outputs.send(session.request_id, session.index, raw)
+            return
+        try:
+            job.outputs[session.index] = media_of(raw)
+        except PolymuxError as error:
+            self._fail(job, error)
+            return
+        if job.complete:
+            self._finish(job)
+
+    def _deliver(self, idle: bool) -> None:
+        """Hand out what has come to the host of outputs. `idle`: there was nothing to run; then wait a moment."""
+        waiting = [outbound for job in self.jobs.values() for outbound in job.outbound.values()]
+        if not waiting:
+            return
+        if idle:
+            self.outputs.wait(waiting, OUTPUT_POLL_S)
+        for outbound in waiting:
+            job = self.jobs.get(outbound.request_id)
+            if job is None:  # another output of the same request has failed and ended it
+                continue
+            while outbound.chunks and job.under_way < WINDOW:
+                self.events.append(outbound.chunks.popleft())
+                job.under_way += 1
+            if outbound.empty:
+                self._delivered(job, outbound)
+
+    def _delivered(self, job: Job, outbound: Outbound) -> None:
+        try:
+            job.outputs[outbound.output] = outbound.media.result()
+        except Exception as error:  # conversion and copy are the request's own; others go on
+            self._fail(job, as_polymux_error(error, drop_frames(error), computing=True))
+            return
+        del job.outbound[outbound.output]
         if job.complete:
             self._finish(job)
 
@@ -298,8 +350,8 @@ class DiffusionEngine:
                 outputs=[job.outputs[i] for i in range(job.count)],
                 seeds=[r.seed for r in job.randomness],
                 metrics=job.metrics(),
-                fps=(job.request.params.fps or self.family.fps) if self.family.modality == "video" else None,
-                sample_rate=sample_rate_of(self.pipeline),
+                fps=job.request.params.fps or self.described.fps if self.family.modality == "video" else None,
+                sample_rate=self.described.sample_rate,
             )
         )
 
@@ -312,6 +364,8 @@ class DiffusionEngine:
         del self.jobs[job.request.request_id]
         for session in list(job.sessions.values()):
             self._close(job, session)
+        for outbound in job.outbound.values():
+            outbound.drop()
         self.events.append(Failed(job.request.request_id, error.info()))
 
 

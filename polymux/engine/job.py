@@ -11,6 +11,7 @@ import torch
 
 from polymux.diffusion.call import Phase
 from polymux.diffusion.session import Session
+from polymux.engine.outbound import Outbound
 from polymux.errors import InvalidRequestError
 from polymux.request import Media, Progress, Request, RequestMetrics
 from polymux.validation import SEEDS
@@ -56,6 +57,8 @@ class Job:
     started: float | None = None
     opened: int = 0
     sessions: dict[int, Session] = field(default_factory=dict)
+    outbound: dict[int, Outbound] = field(default_factory=dict)  # outputs that are made, and not yet out
+    under_way: int = 0  # chunks that are out, and not yet used up
     outputs: dict[int, list[Media]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # by phase, of sessions that have ended
     steps_done: int = 0  # likewise

@@ -18,13 +18,13 @@ from typing import Literal
 
 from polymux.config import EngineConfig
 from polymux.errors import InvalidRequestError, NotReadyError, PolymuxError, StageDeadError, from_info
-from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Stats, WakeUp
+from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Stats, Taken, WakeUp
 from polymux.metrics import Metrics
 from polymux.orchestrator.admission import admit
 from polymux.orchestrator.launch import MakeStage, RunningStage, destroy, launch, relaunch
 from polymux.orchestrator.stage_client import ProcessStage
 from polymux.orchestrator.tickets import Ticket, Tickets
-from polymux.request import Capabilities, Finished, Progress, Request, StageStats
+from polymux.request import Capabilities, Finished, OutputChunk, Progress, Request, StageStats
 
 log = logging.getLogger(__name__)
 
@@ -74,16 +74,21 @@ class Orchestrator:
             await asyncio.wait([self._keeper])
             raise self.reason or NotReadyError(_NOT_READY["dead"])
 
-    async def generate(self, request: Request) -> AsyncGenerator[Progress | Finished]:
-        """Progress, then the output. Leaving early aborts the request. Raises PolymuxError."""
-        ticket = self.submit(request)
+    def generate(self, request: Request) -> AsyncGenerator[Progress | OutputChunk | Finished]:
+        """Progress, parts of the output, the rest of it. The request is sent, or refused, before this returns; leaving
+        early aborts it. Raises PolymuxError."""
+        return self._follow(self.submit(request))
+
+    async def _follow(self, ticket: Ticket) -> AsyncGenerator[Progress | OutputChunk | Finished]:
         try:
             async with contextlib.aclosing(ticket.events()) as events:
                 async for event in events:
                     yield event
+                    if isinstance(event, OutputChunk) and self._running is not None:
+                        self._running.stage.send(Taken(event.request_id))
         finally:
             if not ticket.ended:
-                self.abort(request.request_id)
+                self.abort(ticket.request_id)
 
     def submit(self, request: Request) -> Ticket:
         """Send a request to the stage. Raises NotReadyError, InvalidRequestError, QueueFullError."""

@@ -11,23 +11,24 @@ from collections.abc import AsyncGenerator
 
 from polymux.errors import PolymuxError, RequestAbortedError, from_info
 from polymux.metrics import Metrics, Outcome
-from polymux.request import Event, Failed, Finished, Progress
+from polymux.request import Event, Failed, Finished, OutputChunk, Progress
 
 
 class Ticket:
-    """One request under way. Iterating gives its progress and then its output; an end without output raises."""
+    """One request under way. Iterating gives its progress and parts of its output, and then the rest of it; an end
+    without output raises."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.admitted = time.monotonic()
         self.started = False  # the stage works on it
         self.ended = False  # the consumer has its answer; the stage may still have to let go
-        self._events: asyncio.Queue[Progress | Finished | PolymuxError] = asyncio.Queue()
+        self._events: asyncio.Queue[Progress | OutputChunk | Finished | PolymuxError] = asyncio.Queue()
 
-    def put(self, event: Progress | Finished | PolymuxError) -> None:
+    def put(self, event: Progress | OutputChunk | Finished | PolymuxError) -> None:
         self._events.put_nowait(event)
 
-    async def events(self) -> AsyncGenerator[Progress | Finished]:
+    async def events(self) -> AsyncGenerator[Progress | OutputChunk | Finished]:
         while True:
             event = await self._events.get()
             if isinstance(event, PolymuxError):
@@ -74,8 +75,8 @@ class Tickets:
         ticket = self._tickets.get(event.request_id)
         if ticket is None:
             return
-        if isinstance(event, Progress):
-            ticket.started |= event.phase != "queued"
+        if isinstance(event, (Progress, OutputChunk)):
+            ticket.started |= isinstance(event, OutputChunk) or event.phase != "queued"
             if not ticket.ended:
                 ticket.put(event)
             return
