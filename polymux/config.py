@@ -1,83 +1,23 @@
 """Every knob, defined once.
 
-A knob is a field of one of the frozen dataclasses below. The CLI's flags, `Omni`'s keyword arguments and the stage
-process's settings are all made from these definitions. "auto" stays "auto" here: whoever resolves it makes a new
-value and keeps it to itself. This is also the only module that reads the environment.
+A knob is a field of one of the frozen dataclasses below; `polymux.knobs` says how. The CLI's flags, `Omni`'s keyword
+arguments and the stage process's settings are all made from these definitions. "auto" stays "auto" here: whoever
+resolves it makes a new value and keeps it to itself. This is also the only module that reads the environment.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
-import operator
+import ipaddress
 import os
+import re
 import sys
-import types
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
-
-import msgspec
+from typing import Any, ClassVar, Literal
 
 from polymux.errors import ConfigError
-
-Group = TypeVar("Group")
-
-
-def knob(
-    default: Any = dataclasses.MISSING,
-    help: str = "",
-    *,
-    choices: tuple[str, ...] | None = None,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    flag: str | None = None,
-    off: str | None = None,
-    metavar: str | None = None,
-) -> Any:
-    """A dataclass field with what is allowed and what it is for. `flag` replaces the flag made from the name; `off` is
-    the flag that sets a bool to False where None, the default, is something else."""
-    meta = dict(help=help, choices=choices, minimum=minimum, maximum=maximum, flag=flag, off=off, metavar=metavar)
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=meta)
-    return field(default=default, metadata=meta)
-
-
-class Checked:
-    """Checks every field's type and range when an instance is made."""
-
-    def __post_init__(self) -> None:
-        for f in dataclasses.fields(typing.cast(Any, self)):
-            if f.metadata:
-                _check(f, field_type(type(self), f.name), getattr(self, f.name))
-
-
-def field_type(group: type, name: str) -> Any:
-    """The resolved annotation of a field."""
-    return typing.get_type_hints(group)[name]
-
-
-def _check(f: dataclasses.Field[Any], kind: Any, value: Any) -> None:
-    name, meta = f.name, f.metadata
-    try:
-        msgspec.convert(value, kind, strict=True)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{name}={value!r}: {error}", param=name) from None
-    if value is None:
-        return
-    if meta["choices"] is not None and value not in meta["choices"]:
-        raise ConfigError(f"{name}={value!r}: allowed are {', '.join(meta['choices'])}", param=name)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{name}={value!r}: must be a finite number", param=name)
-    if isinstance(value, str):
-        return
-    if meta["minimum"] is not None and value < meta["minimum"]:
-        raise ConfigError(f"{name}={value!r}: must be at least {meta['minimum']}", param=name)
-    if meta["maximum"] is not None and value > meta["maximum"]:
-        raise ConfigError(f"{name}={value!r}: must be at most {meta['maximum']}", param=name)
-
+from polymux.knobs import Checked, build, knob
 
 DTYPES = ("auto", "bf16", "fp16", "fp32")
 
@@ -144,6 +84,14 @@ class ProcessConfig(Checked):
         8 * 2**20, "send frames and other arrays in parts of this size (at least one frame)", minimum=1
     )
     shutdown_grace: float = knob(30.0, "seconds that requests in flight get to finish on SIGTERM", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig(Checked):
+    """Log: what is said on stderr, in every process"""
+
+    log_level: str = knob("info", "how much to log", choices=("debug", "info", "warning", "error"))
+    log_format: str = knob("text", "json: one JSON object per line", choices=("text", "json"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,11 +191,95 @@ class EngineConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
+    log: LogConfig = field(default_factory=LogConfig)
 
     @classmethod
     def from_flat(cls, **values: Any) -> EngineConfig:
         """From keyword arguments as `Omni(...)` takes them. Raises ConfigError on an unknown or impossible one."""
         return build(cls, values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaConfig(Checked):
+    """Media: what requests may bring, and from where it may be fetched"""
+
+    max_media_bytes: int = knob(32 * 2**20, "bytes of one file that a request brings or names", minimum=1024)
+    max_input_image_size: int = knob(
+        7680 * 4320, "pixels of one input picture", minimum=1, maximum=178_956_970
+    )  # more, and Pillow refuses by itself
+    media_fetch: bool = knob(True, "fetch nothing that a request names by an http(s) URL", flag="--no-media-fetch")
+    media_fetch_timeout: float = knob(15.0, "seconds that one fetch may take, redirects included", minimum=0.1)
+    max_media_redirects: int = knob(5, "redirects that one fetch follows", minimum=0, maximum=20)
+    allowed_media_domains: tuple[str, ...] = knob(
+        (), "fetch from these hosts only; *.HOST: from all below it (default: from any)", metavar="HOST"
+    )
+    allowed_media_networks: tuple[str, ...] = knob(
+        (), "networks that are fetched from although they are private, such as 10.1.0.0/16", metavar="NETWORK"
+    )
+    allowed_local_media_path: str | None = knob(
+        None, "folder whose files requests may name (default: none)", metavar="DIR"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for network in self.allowed_media_networks:
+            try:
+                ipaddress.ip_network(network)
+            except ValueError as error:
+                raise ConfigError(f"allowed_media_networks: {error}", param="allowed_media_networks") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpConfig(Checked):
+    """Connections: what they may cost, and how long they may take"""
+
+    max_connections: int = knob(1000, "open connections; more are refused with 503", minimum=1)
+    max_header_bytes: int = knob(16384, "bytes of a request's line and headers", minimum=1024)
+    max_body_bytes: int = knob(32 * 2**20, "bytes of a request body", minimum=1024)
+    max_total_body_bytes: int = knob(
+        2**30, "bytes of the bodies of all requests under way; more are refused with 503", minimum=1024
+    )
+    max_json_depth: int = knob(32, "levels of a JSON body", minimum=2, maximum=100)
+    max_json_values: int = knob(10_000, "values in a JSON body", minimum=100)
+    receive_timeout: float = knob(
+        60.0, "seconds that a request's headers, and then its body, may take to arrive", minimum=0.1
+    )
+    request_timeout: float | None = knob(
+        None,
+        "seconds until a request that is not done is given up (default: only those of x-request-timeout)",
+        minimum=0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessConfig(Checked):
+    """Access: who may use the server, from which pages, and whether the line is encrypted"""
+
+    api_key: tuple[str, ...] = knob(
+        (), "a key that requests must bring; others on this machine can see it, as they cannot in --api-key-file or "
+        "POLYMUX_API_KEY", metavar="KEY", secret=True
+    )  # fmt: skip
+    api_key_file: str | None = knob(None, "file of keys, one a line", metavar="FILE")
+    metrics_without_api_key: bool = knob(False, "GET /metrics needs no key")
+    cors_allow_origins: tuple[str, ...] = knob(
+        (), "origins, such as https://example.com, whose pages may use the server; *: any", metavar="ORIGIN"
+    )
+    ssl_certfile: str | None = knob(None, "certificate chain; the server then speaks https", metavar="FILE")
+    ssl_keyfile: str | None = knob(None, "private key, if it is not in the file of the certificate", metavar="FILE")
+    ssl_ca_certs: str | None = knob(None, "clients must show a certificate of one of these CAs", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for origin in self.cors_allow_origins:
+            if not _ORIGIN.fullmatch(origin):
+                what = f"{origin!r}: must be SCHEME://HOST or SCHEME://HOST:PORT in lower case, null, or *"
+                raise ConfigError(f"cors_allow_origins: {what}", param="cors_allow_origins")
+        for name in ("ssl_keyfile", "ssl_ca_certs"):
+            if getattr(self, name) is not None and self.ssl_certfile is None:
+                raise ConfigError(f"{_flag(name)} acts only with --ssl-certfile", param=name)
+
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+|null|\*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,43 +289,10 @@ class ServerConfig(Checked):
     host: str = knob("127.0.0.1", "address to listen on")
     port: int = knob(8000, "port to listen on; 0 picks a free one and prints it", minimum=0, maximum=65535)
     served_model_name: str | None = knob(None, "name that clients use (default: the model as given)")
-    max_body_bytes: int = knob(32 * 2**20, "bytes of a request body", minimum=1024)
-    log_level: str = knob("info", "how much to log", choices=("debug", "info", "warning", "error"))
-
-
-def groups_of(config: type) -> dict[str, type]:
-    """Field name -> group class, for the fields of `config` that are groups of knobs."""
-    hints = typing.get_type_hints(config)
-    return {f.name: hints[f.name] for f in dataclasses.fields(config) if issubclass(hints[f.name], Checked)}
-
-
-def build(config: type[Group], values: dict[str, Any]) -> Group:
-    """Sort flat keyword arguments into the groups of `config`."""
-    groups = groups_of(config)
-    owner = {f.name: name for name, group in groups.items() for f in dataclasses.fields(group)}
-    for key in values:
-        if key not in owner:
-            raise ConfigError(f"unknown argument {key!r}; known are {', '.join(sorted(owner))}", param=key)
-    made = {}
-    for name, group in groups.items():
-        mine = {k: v for k, v in values.items() if owner[k] == name}
-        missing = [f.name for f in dataclasses.fields(group) if _required(f) and f.name not in mine]
-        if missing:
-            raise ConfigError(f"missing argument {missing[0]!r}", param=missing[0])
-        made[name] = group(**mine)
-    return config(**made)
-
-
-def _required(f: dataclasses.Field[Any]) -> bool:
-    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-
-
-def without_none(kind: Any) -> Any:
-    """`int` for `int | None`; other types as they are."""
-    if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        kinds = [k for k in typing.get_args(kind) if k is not type(None)]
-        return functools.reduce(operator.or_, kinds)
-    return kind
+    log_requests: bool = knob(False, "log what requests ask for, their prompts too, shortened and without media")
+    http: HttpConfig = field(default_factory=HttpConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
+    media: MediaConfig = field(default_factory=MediaConfig)
 
 
 def hub_offline() -> bool:
@@ -312,5 +311,33 @@ def runtime_cache_dir(chosen: str | None = None) -> Path:
 
 
 def stage_environment() -> dict[str, str]:
-    """The environment of a stage process: this one's, with the same places to import from."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    """The environment of a stage process: this one's without the keys, with the same places to import from."""
+    environment = {name: value for name, value in os.environ.items() if name != _API_KEY}
+    return environment | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+
+def api_keys(config: AccessConfig) -> tuple[str, ...]:
+    """All keys: given, in the file, in the environment; none if none was asked for. Raises ConfigError."""
+    sources = {"api_key": ",".join(config.api_key) if config.api_key else None}
+    if config.api_key_file is not None:
+        sources["api_key_file"] = ",".join(_lines(config.api_key_file))
+    sources[_API_KEY] = os.environ.get(_API_KEY)
+    keys: list[str] = []
+    for name, text in sources.items():
+        found = [] if text is None else text.split(",")
+        if not all(re.fullmatch(r"[!-~]+", key) for key in found):
+            raise ConfigError(
+                f"{name}: an API key is one or more printable ASCII characters without spaces", param=name
+            )
+        keys += found
+    return tuple(keys)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path!r} cannot be read: {error}", param="api_key_file") from None
+
+
+_API_KEY = "POLYMUX_API_KEY"

@@ -43,10 +43,13 @@ class AsyncOmni:
         self._orchestrator = Orchestrator(EngineConfig.from_flat(model=os.fspath(model), **engine_args))
 
     @classmethod
-    def from_config(cls, config: EngineConfig, make_stage: MakeStage = ProcessStage) -> Self:
-        """From a complete configuration; `make_stage` reaches the stage in another way."""
+    def from_config(
+        cls, config: EngineConfig, make_stage: MakeStage = ProcessStage, *, model_name: str | None = None
+    ) -> Self:
+        """From a complete configuration; `make_stage` reaches the stage in another way, `model_name` is how the metrics
+        call the model, if not as the configuration does."""
         omni = cls.__new__(cls)
-        omni._orchestrator = Orchestrator(config, make_stage)
+        omni._orchestrator = Orchestrator(config, make_stage, model_name=model_name)
         return omni
 
     @property

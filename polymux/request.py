@@ -5,6 +5,7 @@ Plain data that crosses process borders as msgpack. Knows neither torch nor HTTP
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -141,15 +142,54 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 Event = Progress | OutputChunk | Finished | Failed
 
 
-class StageStats(msgspec.Struct, frozen=True):
-    """What a stage has done since it started (totals) and is doing now."""
+class Distribution(msgspec.Struct, frozen=True):
+    """How many values fell into each bucket (the last one has no upper bound), and their sum."""
+
+    counts: list[int]
+    sum: float
+
+
+class ComponentRuns(msgspec.Struct, frozen=True):
+    """The runs of one component in one phase. A run answers one call, or several that were merged."""
+
+    component: str
+    phase: str
+    batches: dict[int, int]  # runs, by how many calls each answered
+    seconds: Distribution  # over `metrics.catalog.RUN_S`; of runs that the device has finished
+
+
+class StageStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stage has done since its process started (totals) and is doing now. What is a dict or list of components
+    or caches has those that were in use."""
 
     running: int = 0
     waiting: int = 0
     steps: int = 0  # denoising steps, each request's counted
-    calls: dict[str, int] = {}  # component calls that ran, by component
-    merged: dict[str, int] = {}  # requests' calls that these answered, by component
-    seconds: dict[str, float] = {}  # by phase: encode, denoise, decode
+    seconds: dict[str, float] = {}  # by phase, of ended sessions; a merged call counts in full for each request in it
+    runs: list[ComponentRuns] = []
+    offload_bytes: dict[str, int] = {}  # weights moved to the device, by component
+    offload_late: dict[str, int] = {}  # streamed blocks that were fetched only when they were needed, by component
+    cache_queries: dict[str, int] = {}  # by cache
+    cache_hits: dict[str, int] = {}
+    device_memory: dict[str, int] = {}  # bytes: allocated, reserved, peak; empty on a CPU
+    host_memory: int = 0  # bytes
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """Runs, by component."""
+        return self._by_component(lambda size: 1)
+
+    @property
+    def merged(self) -> dict[str, int]:
+        """Requests' calls that these answered, by component."""
+        return self._by_component(lambda size: size)
+
+    def _by_component(self, worth: Callable[[int], int]) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        for runs in self.runs:
+            total = sum(worth(size) * count for size, count in runs.batches.items())
+            totals[runs.component] = totals.get(runs.component, 0) + total
+        return totals
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,6 +209,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     fps: float | None = None  # of videos, unless a request says otherwise
     sample_rate: int | None = None  # of sound
     refused: dict[str, str] = {}  # arguments that this checkpoint would ignore, and why
+    alpha: bool = False  # pictures have an alpha channel, those that come in and those that come out
+    picture_sized: bool = False  # takes no size: what comes out is as large as the picture that came in
+    variations: bool = False  # makes variations of a picture when the prompt is empty
     merges: bool = False
     device: str = "cpu"
     dtype: str = "float32"

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
 
-from polymux.config import Checked, field_type, groups_of, without_none
+from polymux.knobs import Checked, field_type, groups_of, knobs_of, without_none
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,7 +45,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_config(parser: argparse.ArgumentParser, config: type) -> None:
-    """All groups of knobs of `config`, in order."""
+    """All knobs of `config`, group by group: first its own, if it has any."""
+    if issubclass(config, Checked):
+        add_group(parser, config)
     for group in groups_of(config).values():
         add_group(parser, group)
 
@@ -64,10 +66,10 @@ def flag_of(f: dataclasses.Field[Any]) -> str:
     return flag or "--" + f.name.replace("_", "-")
 
 
-def given(namespace: argparse.Namespace, *groups: type) -> dict[str, Any]:
-    """The knobs of `groups` that were given on the command line, by name."""
-    names = {f.name for group in groups for f in dataclasses.fields(group)}
-    return {name: value for name, value in vars(namespace).items() if name in names}
+def given(namespace: argparse.Namespace, config: type) -> dict[str, Any]:
+    """The knobs of `config` that were given on the command line, by name."""
+    names = knobs_of(config)
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in vars(namespace).items() if name in names}
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -101,12 +103,15 @@ def _add(target: argparse._ArgumentGroup, f: dataclasses.Field[Any], kind: Any) 
         choices, metavar = f.metadata["choices"], f.metadata["metavar"]
         if choices is None and metavar is None:
             metavar = _METAVARS.get(kind, f.name.rpartition("_")[2].upper())
-        target.add_argument(flag, type=_CONVERTERS.get(kind, str), choices=choices, metavar=metavar, **shared)
+        several: dict[str, Any] = dict(nargs="+", action="extend") if kind == tuple[str, ...] else {}
+        target.add_argument(
+            flag, type=_CONVERTERS.get(kind, str), choices=choices, metavar=metavar, **shared, **several
+        )
 
 
 def _help(f: dataclasses.Field[Any]) -> str:
     text = str(f.metadata["help"]).replace("%", "%%")
-    shown = f.default is not dataclasses.MISSING and f.default is not None and not isinstance(f.default, bool)
+    shown = f.default not in (dataclasses.MISSING, None, ()) and not isinstance(f.default, bool)
     return f"{text} (default: {f.default})" if shown else text
 
 

@@ -17,8 +17,9 @@ from PIL import Image
 from tqdm import tqdm
 
 from polymux.cli.flags import add_config, given, json_object
-from polymux.config import EngineConfig, LimitsConfig, build, groups_of
+from polymux.config import EngineConfig, LimitsConfig
 from polymux.errors import ConfigError, GenerationError, InvalidRequestError
+from polymux.knobs import build
 from polymux.media.image import ImageFormat, decode, encode, format_of
 from polymux.omni import AsyncOmni
 from polymux.omni_output import OmniRequestOutput
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    values = given(arguments, *groups_of(EngineConfig).values())
+    values = given(arguments, EngineConfig)
     if "model" not in values:
         raise ConfigError("no model is given: name one, for example: --model demo")
     config = build(EngineConfig, values)

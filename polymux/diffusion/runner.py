@@ -17,6 +17,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 from polymux.diffusion.call import Call
 from polymux.diffusion.merging import Merger, NotMergeable
 from polymux.diffusion.random_state import RandomState
+from polymux.diffusion.run_log import RunLog
 from polymux.diffusion.timing import Stopwatch
 from polymux.diffusion.tracebacks import drop_frames
 from polymux.errors import GenerationError, OutOfMemoryError
@@ -48,8 +49,7 @@ class Runner:
     def __init__(self, merger: Merger, device: torch.device, weights: Weights | None = None) -> None:
         self.merger, self.device, self.weights = merger, device, weights or InPlace()
         self.unmergeable: set[str] = set()
-        self.runs: dict[str, int] = {}  # calls that ran, by component
-        self.answered: dict[str, int] = {}  # sessions' calls that these answered, by component
+        self.log = RunLog()
 
     def execute(self, calls: Sequence[Call]) -> None:
         """Run all calls; afterwards each has a result or an error."""
@@ -125,8 +125,7 @@ class Runner:
         seconds = watch.stop()
         for call in calls:
             call.owner.spent(call, seconds)
-        self.runs[name] = self.runs.get(name, 0) + 1
-        self.answered[name] = self.answered.get(name, 0) + len(calls)
+        self.log.add(head, len(calls), seconds)
         return result
 
     def _free(self) -> None:

@@ -38,7 +38,7 @@ from polymux.errors import (
     RequestAbortedError,
     from_info,
 )
-from polymux.memory.measure import release, used_bytes
+from polymux.memory.measure import device_bytes, release, resident_bytes, used_bytes
 from polymux.memory.residency import Residency
 from polymux.request import Capabilities, Event, Failed, Finished, OutputChunk, Request, StageStats
 from polymux.validation import validate
@@ -127,15 +127,20 @@ class DiffusionEngine:
 
     @property
     def stats(self) -> StageStats:
-        running = sum(job.opened > 0 for job in self.jobs.values())
+        running, model = sum(job.opened > 0 for job in self.jobs.values()), self.model
         open_steps = sum(s.steps.done for job in self.jobs.values() for s in job.sessions.values())
         return StageStats(
             running=running,
             waiting=len(self.jobs) - running,
             steps=int(self.totals["steps"]) + open_steps,
-            calls=dict(self.runner.runs),
-            merged=dict(self.runner.answered),
             seconds={phase: seconds for phase, seconds in self.totals.items() if phase != "steps"},
+            runs=self.runner.log.read(),
+            device_memory=device_bytes(self.device),
+            host_memory=resident_bytes(),
+            offload_bytes=dict(model.weights.moved) if model else {},
+            offload_late=model.weights.late if model else {},
+            cache_queries=dict(model.cache_queries) if model else {},
+            cache_hits=dict(model.cache_hits) if model else {},
         )
 
     @property

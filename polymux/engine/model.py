@@ -6,7 +6,7 @@ May be taken down and loaded again while the engine lives. Knows no requests.
 from __future__ import annotations
 
 from collections.abc import Mapping as Dict
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ class Model:
     family: Family
     components: tuple[Component, ...]
     weights: Residency
+    cache_queries: Dict[str, int] = field(default_factory=dict)  # what was looked for while it was loaded, by cache
+    cache_hits: Dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def load(cls, config: EngineConfig, device: torch.device, given: Dict[str, object]) -> Model:
@@ -38,7 +40,11 @@ class Model:
         first = torch.device("cpu") if config.memory.offloads else device
         cached = cached_loader(config)
         pipeline = load_pipeline(config.model, first, dtype, components=dict(given), cached=cached)
-        return cls.of(config, pipeline, device, cached.mappings if cached is not None else {})
+        if cached is None:
+            return cls.of(config, pipeline, device)
+        made = cls.of(config, pipeline, device, cached.mappings)
+        queries, hits = {"runtime_cache": cached.queries}, {"runtime_cache": cached.hits}
+        return replace(made, cache_queries=queries, cache_hits=hits)
 
     @classmethod
     def of(

@@ -108,16 +108,21 @@ class Stage:
         while engine.busy:
             self._send(engine, engine.step())
         try:
-            self._channel.send(Slept(engine.sleep(level)))
+            freed = engine.sleep(level)
         except PolymuxError as error:
             self._channel.send(Slept(0, error.info()))
+            return
+        self._report(engine.stats)  # before the answer, as for requests
+        self._channel.send(Slept(freed))
 
     def _wake_up(self, engine: StageEngine) -> None:
         try:
             engine.wake_up()
-            self._channel.send(Awake())
         except PolymuxError as error:
             self._channel.send(Awake(error.info()))
+            return
+        self._report(engine.stats)
+        self._channel.send(Awake())
 
     def _send(self, engine: StageEngine, events: list[Event]) -> None:
         ended = any(isinstance(event, (Finished, Failed)) for event in events)

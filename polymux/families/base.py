@@ -51,7 +51,9 @@ class Family:
     longest: the attribute of the pipeline that says how many seconds of sound it makes, where it cuts what is longer.
     media: input media that every request must bring: (argument, how many items at most).
     optional_media: the same for media that a request may bring, where it is fewer than the usual sixteen.
-    alpha: input pictures keep their alpha channel.
+    alpha: pictures have an alpha channel: input pictures keep theirs, and output pictures come with one.
+    picture_sized: the call takes no size, and the output is as large as the input picture.
+    variations: with an empty prompt it makes variations of the input picture.
     warmup: arguments of the warm-up generation, where generic ones would not do.
     """
 
@@ -77,6 +79,8 @@ class Family:
     media: tuple[tuple[str, int], ...] = ()
     optional_media: tuple[tuple[str, int], ...] = ()
     alpha: bool = False
+    picture_sized: bool = False
+    variations: bool = False
     warmup: tuple[tuple[str, str | int | float | bool], ...] = ()
 
 

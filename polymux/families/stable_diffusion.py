@@ -34,6 +34,8 @@ SD15_IMG2IMG = Family(
     tasks=("image-to-image",),
     blocks=_UNET_BLOCKS,
     media=(("image", 1),),
+    picture_sized=True,
+    variations=True,  # it was trained with one caption in ten left out
 )
 
 SD15_INPAINT = Family(
@@ -53,6 +55,7 @@ SDXL_IMG2IMG = Family(
     warmup=(("num_inference_steps", 4),),
     blocks=_UNET_BLOCKS,
     media=(("image", 1),),
+    picture_sized=True,
 )
 
 FAMILIES = (

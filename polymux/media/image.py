@@ -50,8 +50,8 @@ def encode(image: Image.Image, format: ImageFormat, quality: int | None = None) 
 def decode(data: bytes, *, max_pixels: int, param: str = "image") -> Image.Image:
     """Uploaded bytes as an upright picture in one of the modes that travel (see `polymux.media.wire`).
 
-    The size is checked before any pixel is decoded. Raises InvalidRequestError, with `param`, for anything that is not
-    a whole picture.
+    The size is checked before any pixel is decoded; of an animation, the first frame counts. Raises
+    InvalidRequestError, with `param`, for anything that is not a whole picture.
     """
     Image.init()  # with explicit formats, open() does not register the decoders itself
     try:
@@ -62,6 +62,9 @@ def decode(data: bytes, *, max_pixels: int, param: str = "image") -> Image.Image
                 raise InvalidRequestError(f"{param}: {why}", param=param)
             image.load()
             return to_mode(image)
+    except InvalidRequestError as error:  # of a mode that has no meaning here
+        message = error.message if error.param == param else f"{param}: {error.message}"
+        raise InvalidRequestError(message, param=param) from None
     except Image.DecompressionBombError:
         raise InvalidRequestError(f"{param}: too many pixels: allowed are {max_pixels}", param=param) from None
     except _DAMAGED:

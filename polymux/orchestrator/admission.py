@@ -11,14 +11,17 @@ from polymux.request import Capabilities, Request
 from polymux.validation import validate
 
 
-def admit(request: Request, capabilities: Capabilities, config: EngineConfig, in_flight: int) -> None:
+def admit(
+    request: Request, capabilities: Capabilities, config: EngineConfig, in_flight: int, retry_after_s: int = 1
+) -> None:
     """Raises InvalidRequestError, or QueueFullError if `in_flight` requests are as many as there may be."""
     validate(request, capabilities, config.limits)  # first: a request that can never succeed should not be retried
     if in_flight >= room(config):
         running, queued = config.scheduler.max_num_seqs, config.scheduler.max_queue
         raise QueueFullError(
             f"{in_flight} requests are in flight: allowed are {running} running (--max-num-seqs) "
-            f"and {queued} waiting (--max-queue)"
+            f"and {queued} waiting (--max-queue)",
+            retry_after_s=retry_after_s,
         )
 
 

@@ -19,7 +19,7 @@ from typing import Literal
 from polymux.config import EngineConfig
 from polymux.errors import InvalidRequestError, NotReadyError, PolymuxError, StageDeadError, from_info
 from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Stats, Taken, WakeUp
-from polymux.metrics import Metrics
+from polymux.metrics import Metrics, catalog
 from polymux.orchestrator.admission import admit
 from polymux.orchestrator.launch import MakeStage, RunningStage, destroy, launch, relaunch
 from polymux.orchestrator.stage_client import ProcessStage
@@ -29,7 +29,6 @@ from polymux.request import Capabilities, Finished, OutputChunk, Progress, Reque
 log = logging.getLogger(__name__)
 
 Status = Literal["loading", "ready", "asleep", "draining", "dead"]
-STAGE = "0"  # the label of the only stage so far
 
 _NOT_READY: dict[Status, str] = {
     "loading": "the model is still loading",
@@ -40,11 +39,14 @@ _NOT_READY: dict[Status, str] = {
 
 
 class Orchestrator:
-    """Starts once, ends once. `make_stage` makes a stage's client, for every process that is started."""
+    """Starts once, ends once. `make_stage` makes a stage's client, for every process that is started; `model_name` is
+    how clients call the model, if not as the configuration does."""
 
-    def __init__(self, config: EngineConfig, make_stage: MakeStage = ProcessStage) -> None:
+    def __init__(
+        self, config: EngineConfig, make_stage: MakeStage = ProcessStage, *, model_name: str | None = None
+    ) -> None:
         self.config = config
-        self.metrics = Metrics()
+        self.metrics = Metrics(model_name or config.model.model)
         self.status: Status = "loading"
         self.reason: PolymuxError | None = None  # why it is dead; for the operator, not for clients
         self.capabilities: Capabilities | None = None  # None until the model was ready for the first time
@@ -58,7 +60,7 @@ class Orchestrator:
         self._turn = asyncio.Lock()  # one goes to sleep, or wakes up, at a time
         self._answer: asyncio.Future[Slept | Awake] | None = None
         self._naps: set[asyncio.Task[int]] = set()
-        self.metrics.watch("stage_ready", "1 if a generation would work now.", lambda: float(self.status == "ready"))
+        self.metrics.watch(catalog.READY, lambda: float(self.status == "ready"))
 
     async def start(self) -> None:
         """Returns when a generation works. Raises what kept the stage from it; then nothing of it is left."""
@@ -222,7 +224,7 @@ class Orchestrator:
                 await destroy(running.stage)
                 if self.status == "loading":
                     log.error("%s; starting it again", self.reason)
-                    self.metrics.restarted(STAGE)
+                    self.metrics.restarted()
                     start = relaunch
         except PolymuxError as error:
             self.reason = error
@@ -237,6 +239,7 @@ class Orchestrator:
 
     def _take_over(self, running: RunningStage) -> None:
         self._running, self.capabilities, self.stats = running, running.capabilities, running.stats
+        self.metrics.stage_began(running.stats)
         self.reason = None
         if self.status == "loading":
             self.status = "ready"
@@ -248,7 +251,7 @@ class Orchestrator:
             async for message in running.events:
                 match message:
                     case Stats(stats):
-                        self.metrics.stage(STAGE, self.stats, stats)
+                        self.metrics.stage_reported(stats)
                         self.stats = stats
                     case Fatal(error):
                         return from_info(error)
@@ -269,6 +272,7 @@ class Orchestrator:
         again = self.status in ("ready", "asleep") and self.config.process.restart_stages
         self.status = "loading" if again else "dead"
         self._running = None
+        self.metrics.stage_ended()
         self._tickets.fail_all(StageDeadError("the model's process died while it held the request"))
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(StageDeadError("the model's process died on its way to sleep or from it"))

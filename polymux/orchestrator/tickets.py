@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator
 
 from polymux.errors import PolymuxError, RequestAbortedError, from_info
-from polymux.metrics import Metrics, Outcome
+from polymux.metrics import Metrics, Outcome, catalog
 from polymux.request import Event, Failed, Finished, OutputChunk, Progress
 
 
@@ -46,8 +46,8 @@ class Tickets:
         self._tickets: dict[str, Ticket] = {}
         self._none_live = asyncio.Event()
         self._none_live.set()
-        metrics.watch("requests_running", "Requests that the stage works on.", lambda: self.running)
-        metrics.watch("requests_waiting", "Requests that wait for a place in flight.", lambda: self.waiting)
+        metrics.watch(catalog.RUNNING, lambda: self.running)
+        metrics.watch(catalog.WAITING, lambda: self.waiting)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._tickets
@@ -108,16 +108,16 @@ class Tickets:
             return
         ticket.ended = True
         ticket.put(how)
-        outcome = outcome_of(how)
-        self._metrics.count(outcome, time.monotonic() - ticket.admitted if outcome == "success" else None)
+        if isinstance(how, Finished):
+            self._metrics.finished(how, time.monotonic() - ticket.admitted)
+        else:
+            self._metrics.count(outcome_of(how))
         if self.live == 0:
             self._none_live.set()
 
 
-def outcome_of(how: Finished | PolymuxError) -> Outcome:
-    """Under which outcome an end is counted. What only the pipeline could refuse is refused, too."""
-    if isinstance(how, Finished):
-        return "success"
-    if isinstance(how, RequestAbortedError):
+def outcome_of(error: PolymuxError) -> Outcome:
+    """Under which outcome an error is counted. What only the pipeline could refuse is refused, too."""
+    if isinstance(error, RequestAbortedError):
         return "aborted"
-    return "refused" if how.status < 500 else "failure"
+    return "refused" if error.status < 500 else "failed"

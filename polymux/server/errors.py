@@ -15,8 +15,9 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from polymux.errors import InvalidRequestError, PolymuxError, QueueFullError
+from polymux.errors import AuthenticationError, InvalidRequestError, PolymuxError, RequestAbortedError
 from polymux.server.protocol import ErrorDetail, ErrorResponse
 
 _PATH = re.compile(r"""(?<=['"])~?/[^'"]*|(?<![\w.])~?/[^\s'",;:()]+""")
@@ -27,6 +28,7 @@ def install(app: FastAPI) -> None:
     """Make `app` answer every error through this module."""
     app.add_exception_handler(PolymuxError, _on_polymux_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_unexpected)
 
 
@@ -37,8 +39,17 @@ def error_body(error: PolymuxError) -> ErrorResponse:
 
 
 def error_response(error: PolymuxError) -> Response:
-    headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, QueueFullError) else None
-    return JSONResponse(error_body(error).model_dump(), error.status, headers)
+    return JSONResponse(error_body(error).model_dump(), error.status, error_headers(error))
+
+
+def error_headers(error: PolymuxError) -> dict[str, str]:
+    """What an answer says beside its body."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, AuthenticationError):
+        headers["www-authenticate"] = "Bearer"
+    return headers
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -81,6 +92,11 @@ def _on_http_exception(request: Request, error: Exception) -> Response:
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
     detail = ErrorDetail(message=f"{request.method}: {error.detail}", type=kind, param=None, code=code)
     return JSONResponse(ErrorResponse(error=detail).model_dump(), error.status_code, error.headers)
+
+
+def _on_disconnect(request: Request, error: Exception) -> Response:
+    """The client left while it sent the body: for the log."""
+    return error_response(RequestAbortedError("the client left"))
 
 
 def _on_unexpected(request: Request, error: Exception) -> Response:

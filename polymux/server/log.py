@@ -1,6 +1,7 @@
-"""Request ids and the log: one line per request with its id, route, status and seconds; never a prompt or media.
+"""Request ids and the log: one line per request with its id, route, status and seconds.
 
-The outermost layer. An exception that reaches it is logged with its traceback; the answer was sent before.
+Prompts only if that is asked for, and then cut; media never. An exception that gets here is logged with its traceback;
+the answer was sent before.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ from urllib.parse import quote
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from polymux.logs import FIELDS
+from polymux.server.shortened import shortened
+
 logger = logging.getLogger("polymux.server")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
-_QUIET = ("/health", "/metrics")  # polled every few seconds
+_QUIET = ("/health", "/live", "/ready", "/metrics")  # polled every few seconds
 
 
 class RequestLog:
     """ASGI middleware: gives every request an id (`request.state.request_id`), answers with it, logs the outcome."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, with_bodies: bool = False) -> None:
+        """`with_bodies`: log what `request.state.asked` holds, if a route has put the body there."""
         self.app = app
+        self.with_bodies = with_bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,8 +54,23 @@ class RequestLog:
         except Exception:
             logger.exception("%s failed", request_id)
         finally:
-            seconds = time.perf_counter() - started
-            user = f" user={quote(state['user'])}" if "user" in state else ""
+            fields: dict[str, object] = {
+                "request_id": request_id,
+                "method": scope["method"],
+                "path": quote(scope["path"])[:200],
+                "status": status,
+                "seconds": round(time.perf_counter() - started, 3),
+            }
+            if "user" in state:
+                fields["user"] = quote(state["user"])
+            if self.with_bodies and "asked" in state:
+                fields["request"] = shortened(state["asked"])
             level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
-            path = quote(scope["path"])[:200]
-            logger.log(level, "%s %s %s %d %.3fs%s", request_id, scope["method"], path, status, seconds, user)
+            logger.log(level, _line(fields), extra={FIELDS: fields})
+
+
+def _line(fields: dict[str, object]) -> str:
+    """`ID POST /path 200 0.123s user=U request={...}`"""
+    first = "{request_id} {method} {path} {status} {seconds:.3f}s".format_map(fields)
+    rest = [f"{name}={fields[name]}" for name in ("user", "request") if name in fields]
+    return " ".join([first, *rest])

@@ -34,6 +34,8 @@ class ModelAbilities(BaseModel):
     refused: dict[str, str] = Field(description="fields that would have no effect, and why")
     required: list[str]
     media: dict[str, int] = Field(description="media arguments, and how many items each takes")
+    alpha: bool = Field(description="pictures have an alpha channel")
+    variations: bool = Field(description="makes variations of a picture")
     size_multiple: int = Field(description="width and height must be multiples of it")
     merges: bool = Field(description="whether requests are batched")
     dtype: str
@@ -95,6 +97,8 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         refused=can.refused,
         required=list(can.required),
         media=can.media,
+        alpha=can.alpha,
+        variations=can.variations,
         size_multiple=can.size_multiple,
         merges=can.merges,
         dtype=can.dtype,

@@ -32,19 +32,12 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class ImageGenerationRequest(Body):
-    """POST /v1/images/generations. A field that is null counts as not given."""
+class SamplingFields(Body):
+    """How to generate: what every route for pictures takes, under the same names. null counts as not given."""
 
-    prompt: str
-    model: str | None = None
     n: int | None = Field(None, description="pictures; picture i is the one of seed + i")
-    size: Size | None = Field(None, description="WIDTHxHEIGHT in pixels; auto: the model's own")
+    size: Size | None = Field(None, description="WIDTHxHEIGHT in pixels, or auto; left out: the model's own")
     seed: int | None = Field(None, description="left out: drawn, and told in the answer")
-    response_format: Literal["b64_json"] | None = None
-    output_format: ImageFormat | None = Field(None, description="default png")
-    output_compression: int | None = Field(None, ge=0, le=100, description="quality of jpeg and webp, default 100")
-    user: str | None = Field(None, max_length=256, description="appears in the server's log line")
-
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
     guidance_scale_2: float | None = Field(None, description="of the low-noise denoiser, where there are two")
@@ -55,11 +48,32 @@ class ImageGenerationRequest(Body):
     max_sequence_length: int | None = Field(None, description="tokens of the prompt")
     extra_args: dict[str, Any] | None = Field(None, description="further arguments of the model's own pipeline")
 
+
+class EncodingFields(Body):
+    """How pictures come back."""
+
+    output_format: ImageFormat | None = Field(None, description="default png")
+    output_compression: int | None = Field(None, ge=0, le=100, description="quality of jpeg and webp, default 100")
+    background: Literal["auto"] | None = None
+
+
+class ImageFields(SamplingFields, EncodingFields):
+    """What the routes below /v1/images/ have in common."""
+
+    model: str | None = None
+    response_format: Literal["b64_json"] | None = None
+    user: str | None = Field(None, max_length=256, description="appears in the server's log line")
+
     # Choices that OpenAI's own models offer. Only the value that changes nothing is accepted.
     quality: Literal["auto", "standard"] | None = None
-    background: Literal["auto"] | None = None
     moderation: Literal["auto"] | None = None
     stream: Literal[False] | None = None
+
+
+class ImageGenerationRequest(ImageFields):
+    """POST /v1/images/generations"""
+
+    prompt: str
 
 
 class GeneratedImage(BaseModel):

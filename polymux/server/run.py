@@ -11,14 +11,18 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Generator
 
 import uvicorn
 
+from polymux import logs
 from polymux.config import EngineConfig, ServerConfig
 from polymux.errors import ConfigError
 from polymux.omni import AsyncOmni
 from polymux.server.app import build_app
+from polymux.server.http_protocol import protocol_for
+from polymux.server.state import ServerState
 
 logger = logging.getLogger("polymux.server")
 
@@ -31,8 +35,7 @@ def run(engine: EngineConfig, config: ServerConfig) -> int:
 
     Raises ConfigError, and what kept the model from loading.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
-    logging.getLogger("polymux").setLevel(config.log_level.upper())
+    logs.configure(engine.log)
     return asyncio.run(_serve(engine, config))
 
 
@@ -45,21 +48,10 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(engine: EngineConfig, config: ServerConfig) -> int:
-    omni = AsyncOmni.from_config(engine)
+    omni = AsyncOmni.from_config(engine, model_name=config.served_model_name)
+    state = ServerState(omni, config)
+    http = _Server(_http(state))
     listener = _listen(config)
-    http = _Server(
-        uvicorn.Config(
-            build_app(omni, config),
-            http="h11",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            log_level="warning",
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=FLUSH_S,
-        )
-    )
     stop, hurry = _signals()
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     print(f"Listening on {_url(config, listener)}", flush=True)
@@ -69,6 +61,36 @@ async def _serve(engine: EngineConfig, config: ServerConfig) -> int:
         await _drain(omni, engine.process.shutdown_grace, hurry)
         http.should_exit = True
         await serving
+        await state.aclose()
+
+
+def _http(state: ServerState) -> uvicorn.Config:
+    """uvicorn, told how to serve. Raises ConfigError."""
+    http, access = state.config.http, state.config.access
+    config = uvicorn.Config(
+        build_app(state),
+        http=protocol_for(http),
+        ws="none",
+        h11_max_incomplete_event_size=http.max_header_bytes,
+        ssl_certfile=access.ssl_certfile,
+        ssl_keyfile=access.ssl_keyfile,
+        ssl_keyfile_password="none",  # of an encrypted key, OpenSSL would ask for the password at the terminal
+        ssl_ca_certs=access.ssl_ca_certs,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if access.ssl_ca_certs else ssl.CERT_NONE,
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=FLUSH_S,
+    )
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError too
+        files = ", ".join(file for file in (access.ssl_certfile, access.ssl_keyfile, access.ssl_ca_certs) if file)
+        raise ConfigError(f"TLS cannot be set up with {files}: {error}", param="ssl_certfile") from None
+    return config
 
 
 async def _live(omni: AsyncOmni, stop: asyncio.Event, serving: asyncio.Task[None]) -> int:
@@ -130,4 +152,5 @@ def _listen(config: ServerConfig) -> socket.socket:
 
 def _url(config: ServerConfig, listener: socket.socket) -> str:
     host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"http://{host}:{listener.getsockname()[1]}"
+    scheme = "https" if config.access.ssl_certfile else "http"
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"

@@ -1,4 +1,5 @@
-"""What the routes of one server share: the generator behind it, the server's configuration, the names of the model.
+"""What the routes of one server share: the generator behind it, the server's configuration, the media
+loader, the names of the model.
 
 Knows what a server needs of `AsyncOmni`, and no more; anything with these members can stand in for it.
 """
@@ -11,11 +12,13 @@ from typing import Protocol
 
 from polymux.config import EngineConfig, ServerConfig
 from polymux.errors import ModelNotFoundError
+from polymux.media.source import MediaLoader
 from polymux.metrics import Metrics
 from polymux.omni_output import OmniRequestOutput
 from polymux.orchestrator.orchestrator import Status
 from polymux.prompts import Prompt
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress
+from polymux.server.http_metrics import HttpMetrics
 
 
 class Generator(Protocol):
@@ -56,9 +59,16 @@ class ServerState:
     """One per server."""
 
     def __init__(self, omni: Generator, config: ServerConfig) -> None:
+        """Raises ConfigError for what only this machine can say, such as a folder that is not there."""
         self.omni = omni
         self.config = config
+        self.media = MediaLoader(config.media)
+        self.http_metrics = HttpMetrics()
         self.created = int(time.time())
+
+    async def aclose(self) -> None:
+        """Gives back what the routes share. The generator belongs to whoever made it."""
+        await self.media.aclose()
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Videos as bytes, in parts, from tensors on the device: bit for bit what diffusers' arrays give when they are rounded."""
+"""Videos as bytes, in parts, from tensors on the device: bit for bit diffusers' arrays when they are rounded."""
 
 from __future__ import annotations
 

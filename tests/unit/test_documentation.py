@@ -13,15 +13,17 @@ from source_tree import ROOT
 from polymux.cli import generate, models, serve
 from polymux.cli.flags import Parser, flag_of
 from polymux.cli.main import main
-from polymux.config import EngineConfig, ServerConfig, groups_of
+from polymux.config import EngineConfig, ServerConfig
 from polymux.families.base import Family
+from polymux.knobs import groups_of
 from polymux.omni_output import OmniRequestOutput
 from polymux.request import OmniDiffusionSamplingParams
 from polymux.version import VERSION
 
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"])
-KNOBS = [f for group in (*groups_of(EngineConfig).values(), ServerConfig) for f in dataclasses.fields(group)]
+GROUPS = (*groups_of(EngineConfig).values(), ServerConfig, *groups_of(ServerConfig).values())
+KNOBS = [f for group in GROUPS for f in dataclasses.fields(group) if f.metadata]
 LATER = {"performance.md"}  # pages that are linked before they are written
 
 

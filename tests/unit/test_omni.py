@@ -195,7 +195,7 @@ def test_closing_under_work(make_stage: MakeStage, wait_until: Wait) -> None:
     got: list[OmniRequestOutput] = []
     thread = threading.Thread(target=lambda: got.extend(omni.generate(["a", "b"], ENDLESS)))
     thread.start()
-    wait_until(lambda: b"polymux_requests_running 2.0" in omni.metrics.render())
+    wait_until(lambda: b'polymux:num_requests_running{model_name="fake"} 2.0' in omni.metrics.render())
     omni.close()
     thread.join(10)
     assert [type(output.error) for output in got] == [NotReadyError, NotReadyError]
@@ -231,14 +231,14 @@ def test_ctrl_c_aborts_what_is_under_way(make_stage: MakeStage, wait_until: Wait
     with Omni.from_config(config(), make_stage) as omni:
 
         def interrupt() -> None:
-            wait_until(lambda: b"polymux_requests_running 1.0" in omni.metrics.render())
+            wait_until(lambda: b'polymux:num_requests_running{model_name="fake"} 1.0' in omni.metrics.render())
             os.kill(os.getpid(), signal.SIGINT)
 
         threading.Thread(target=interrupt).start()
         with pytest.raises(KeyboardInterrupt):
             omni.generate("a", ENDLESS)
-        wait_until(lambda: b'polymux_requests_total{outcome="aborted"} 1.0' in omni.metrics.render())
-        wait_until(lambda: b"polymux_requests_running 0.0" in omni.metrics.render())
+        wait_until(lambda: b'polymux:requests_total{model_name="fake",outcome="aborted"} 1.0' in omni.metrics.render())
+        wait_until(lambda: b'polymux:num_requests_running{model_name="fake"} 0.0' in omni.metrics.render())
         assert omni.generate("a")[0].error is None
 
 
@@ -319,7 +319,7 @@ def test_async_progress_and_output(make_stage: MakeStage) -> None:
             assert events[-1].request_id == "mine"
             with pytest.raises(InvalidRequestError):
                 await anext(omni.generate({"promt": "a"}))  # type: ignore[typeddict-unknown-key]
-            assert b'polymux_requests_total{outcome="refused"} 1.0' in omni.metrics.render()
+            assert b'polymux:requests_total{model_name="fake",outcome="refused"} 1.0' in omni.metrics.render()
         with pytest.raises(NotReadyError):
             await omni.health()
 
@@ -335,7 +335,7 @@ def test_async_abort_and_leaving(make_stage: MakeStage) -> None:
                 async for _ in omni.generate("a", ENDLESS, request_id="x"):
                     omni.abort("x")
             omni.abort("unknown")
-            while b'{outcome="aborted"} 2.0' not in omni.metrics.render():
+            while b'outcome="aborted"} 2.0' not in omni.metrics.render():
                 await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(scenario(), 30))

@@ -10,23 +10,14 @@ import pytest
 
 from polymux.cli import generate, serve
 from polymux.cli.flags import Parser, add_group, flag_of, given
-from polymux.config import (
-    Checked,
-    EngineConfig,
-    LimitsConfig,
-    MemoryConfig,
-    ServerConfig,
-    build,
-    field_type,
-    groups_of,
-    knob,
-    without_none,
-)
+from polymux.config import EngineConfig, LimitsConfig, MemoryConfig, ServerConfig
+from polymux.knobs import Checked, build, field_type, groups_of, knob, without_none
 from polymux.prompts import request_of
 
 GROUPS = groups_of(EngineConfig)
 ENGINE_KNOBS = [(name, f) for name, group in GROUPS.items() for f in dataclasses.fields(group)]
-SERVER_KNOBS = dataclasses.fields(ServerConfig)
+SERVER_GROUPS = (ServerConfig, *groups_of(ServerConfig).values())
+SERVER_KNOBS = [(group, f) for group in SERVER_GROUPS for f in dataclasses.fields(group) if f.metadata]
 
 
 def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
@@ -41,6 +32,10 @@ def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
         value = kind((f.default or 0) + 1)
     elif kind is str:
         value = "another"
+    elif f.name == "cors_allow_origins":
+        return [flag, "https://a.example", "null"], ("https://a.example", "null")
+    elif kind == tuple[str, ...]:
+        return [flag, "10.0.0.0/8", "::1/128"], ("10.0.0.0/8", "::1/128")
     else:
         value = {"a": [1, None, {"b": "c"}]}
     return [flag, json.dumps(value) if isinstance(value, dict) else str(value)], value
@@ -77,11 +72,13 @@ def test_every_engine_flag_reaches_the_config_of_serve(group: str, f: dataclasse
     assert dataclasses.replace(engine, **{group: changed}) == default  # and changes nothing else
 
 
-@pytest.mark.parametrize("f", SERVER_KNOBS, ids=lambda f: f.name)
-def test_every_server_flag_reaches_the_config(f: dataclasses.Field[Any]) -> None:
-    words, value = another(ServerConfig, f)
+@pytest.mark.parametrize(("group", "f"), SERVER_KNOBS, ids=lambda v: v.name if isinstance(v, dataclasses.Field) else "")
+def test_every_server_flag_reaches_the_config(group: type, f: dataclasses.Field[Any]) -> None:
+    words, value = another(group, f)
+    needed = {"ssl_certfile": "file"} if f.name in ("ssl_keyfile", "ssl_ca_certs") else {}
+    words += [word for name, given in needed.items() for word in ("--" + name.replace("_", "-"), given)]
     engine, server = serve.configs(parser_of(serve).parse(["a-model", *words]))
-    assert server == ServerConfig(**{f.name: value})
+    assert server == build(ServerConfig, {f.name: value, **needed}) != build(ServerConfig, needed)
     assert engine == EngineConfig.from_flat(model="a-model")
 
 
@@ -90,7 +87,7 @@ def test_every_engine_flag_works_for_generate(group: str, f: dataclasses.Field[A
     words, value = another(GROUPS[group], f)
     model = [] if f.name == "model" else ["--model", "a-model"]
     arguments = parser_of(generate).parse(["--prompt", "p", *model, *words, *switches(beside(f))])
-    config = build(EngineConfig, given(arguments, *GROUPS.values()))
+    config = build(EngineConfig, given(arguments, EngineConfig))
     assert getattr(getattr(config, group), f.name) == value
 
 
@@ -129,11 +126,12 @@ def test_no_generation_flag_is_untested() -> None:
 
 def test_help_is_grouped_by_the_configs_docstrings() -> None:
     text = " ".join(parser_of(serve).format_help().split())
-    for group in (*GROUPS.values(), ServerConfig):
+    groups = (*GROUPS.values(), *SERVER_GROUPS)
+    for group in groups:
         title, _, description = (group.__doc__ or "").partition(": ")
         assert f"{title}: {description}" in text
-    for group in (*GROUPS.values(), ServerConfig):
-        for f in dataclasses.fields(group):
+    for f in (f for group in groups for f in dataclasses.fields(group)):
+        if f.metadata:
             assert flag_of(f) in text
             assert " ".join(f.metadata["help"].split()) in text.replace("- ", "-")
 
@@ -168,3 +166,9 @@ def test_a_switch_with_three_states_has_two_flags(flag: str, value: bool) -> Non
     words = ["m", "--enable-distributed-layerwise-offload"]
     assert serve.configs(parser_of(serve).parse([*words, flag]))[0].memory.dlo_use_allgather is value
     assert serve.configs(parser_of(serve).parse(words))[0].memory.dlo_use_allgather is None
+
+
+def test_lists_may_be_given_in_parts() -> None:
+    words = ["m", "--api-key", "a", "b", "--api-key", "c"]
+    _, server = serve.configs(parser_of(serve).parse(words))
+    assert server.access.api_key == ("a", "b", "c")

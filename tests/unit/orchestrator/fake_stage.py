@@ -17,6 +17,8 @@ from polymux.errors import CheckpointError, ConfigError, GenerationError, Invali
 from polymux.media.wire import to_wire
 from polymux.request import (
     Capabilities,
+    ComponentRuns,
+    Distribution,
     Event,
     Failed,
     Finished,
@@ -60,7 +62,7 @@ class FakeEngine:
         self.parts: dict[str, int] = {}  # chunks that are out
         self.events: list[Event] = []
         self.done = 0
-        self.calls = {"denoiser": 0}
+        self.runs = 0
         if self.model == "missing":
             raise CheckpointError("model.safetensors: 'a.weight' is missing")
         if self.model == "bug":
@@ -86,8 +88,8 @@ class FakeEngine:
             running=running,
             waiting=len(self.requests) - running,
             steps=self.done,
-            calls=dict(self.calls),
             seconds={"denoise": self.done * 0.5},
+            runs=[ComponentRuns("denoiser", "denoise", {1: self.runs}, Distribution([self.runs] + [0] * 15, 0.0))],
         )
 
     @property
@@ -96,7 +98,7 @@ class FakeEngine:
 
     def warm_up(self) -> None:
         self.done += 2
-        self.calls["denoiser"] += 2
+        self.runs += 2
 
     def add(self, request: Request) -> None:
         if request.prompt == "picky":
@@ -129,7 +131,7 @@ class FakeEngine:
             if request.request_id not in self.parts:
                 self._advance(request)
         if self.requests:
-            self.calls["denoiser"] += 1
+            self.runs += 1
             time.sleep(STEP_S)
         events, self.events = self.events, []
         return events

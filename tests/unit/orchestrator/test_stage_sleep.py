@@ -21,7 +21,7 @@ def test_requests_under_way_finish_first_and_others_are_refused_until_it_wakes(m
                 await h.ask("b")
             assert await nap == 2000
             assert len(task.result()) > 300  # progress of every step, and the output
-            assert h.number("polymux_stage_ready") == 0
+            assert h.number("polymux:stage_ready") == 0
             with pytest.raises(NotReadyError, match="asleep"):
                 await h.ask("c")
             with pytest.raises(NotReadyError, match="asleep"):

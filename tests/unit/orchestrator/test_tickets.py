@@ -46,7 +46,7 @@ async def everything(ticket: Ticket) -> list[object]:
 
 
 def test_progress_and_then_the_output() -> None:
-    tickets = Tickets(Metrics())
+    tickets = Tickets(Metrics("m"))
     ticket = tickets.open("a")
     events = [Progress("a", "denoise", 1, 2), Progress("a", "denoise", 2, 2), finished("a")]
     for event in events:
@@ -59,14 +59,14 @@ def test_progress_and_then_the_output() -> None:
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (GenerationError("x"), "failure"),
-        (StageDeadError("x"), "failure"),
+        (GenerationError("x"), "failed"),
+        (StageDeadError("x"), "failed"),
         (InvalidRequestError("x", param="height"), "refused"),
         (RequestAbortedError("x"), "aborted"),
     ],
 )
 def test_a_failure_raises_what_it_was(error: PolymuxError, outcome: str) -> None:
-    metrics = Metrics()
+    metrics = Metrics("m")
     tickets = Tickets(metrics)
     ticket = tickets.open("a")
     tickets.deliver(failed("a", error))
@@ -75,12 +75,12 @@ def test_a_failure_raises_what_it_was(error: PolymuxError, outcome: str) -> None
     assert isinstance(got, PolymuxError)
     assert (got.message, got.param) == (error.message, error.param)
     assert outcome_of(error) == outcome
-    counted = {name: n for name, n in numbers(metrics).items() if name in ("success", "failure", "aborted", "refused")}
+    counted = {name: n for name, n in numbers(metrics).items() if name in ("completed", "failed", "aborted", "refused")}
     assert counted == dict.fromkeys(counted, 0.0) | {outcome: 1.0}
 
 
 def test_an_aborted_request_ends_at_once_and_stays_known_until_the_stage_lets_go() -> None:
-    metrics = Metrics()
+    metrics = Metrics("m")
     tickets = Tickets(metrics)
     ticket = tickets.open("a")
     tickets.deliver(Progress("a", "denoise", 1, 9))
@@ -94,25 +94,25 @@ def test_an_aborted_request_ends_at_once_and_stays_known_until_the_stage_lets_go
     assert (tickets.live, tickets.running, tickets.waiting) == (0, 0, 0)
     events = asyncio.run(everything(ticket))
     assert [type(event) for event in events] == [Progress, RequestAbortedError]
-    assert (numbers(metrics)["aborted"], numbers(metrics)["success"]) == (1, 0)
+    assert (numbers(metrics)["aborted"], numbers(metrics)["completed"]) == (1, 0)
 
 
 def test_running_and_waiting() -> None:
-    metrics = Metrics()
+    metrics = Metrics("m")
     tickets = Tickets(metrics)
     for request_id in ("a", "b", "c"):
         tickets.open(request_id)
     tickets.deliver(Progress("a", "encode", 0, 0))
     tickets.deliver(Progress("b", "queued", 0, 0))
     shown = numbers(metrics)
-    assert (shown["polymux_requests_running"], shown["polymux_requests_waiting"]) == (1, 2)
+    assert (shown["polymux:num_requests_running"], shown["polymux:num_requests_waiting"]) == (1, 2)
     tickets.fail_all(StageDeadError("gone"))
     shown = numbers(metrics)
-    assert (shown["polymux_requests_running"], shown["polymux_requests_waiting"], shown["failure"]) == (0, 0, 3)
+    assert (shown["polymux:num_requests_running"], shown["polymux:num_requests_waiting"], shown["failed"]) == (0, 0, 3)
 
 
 def test_failing_all_gives_each_its_own_error() -> None:
-    tickets = Tickets(Metrics())
+    tickets = Tickets(Metrics("m"))
     both = [tickets.open("a"), tickets.open("b")]
     tickets.fail_all(NotReadyError("gone"))
     (one,), (two,) = (asyncio.run(everything(ticket)) for ticket in both)
@@ -120,19 +120,19 @@ def test_failing_all_gives_each_its_own_error() -> None:
 
 
 def test_latency_counts_successes_only() -> None:
-    metrics = Metrics()
+    metrics = Metrics("m")
     tickets = Tickets(metrics)
     for request_id in "abc":
         tickets.open(request_id)
     tickets.deliver(finished("a"))
     tickets.deliver(failed("b", GenerationError("x")))
     tickets.abort("c")
-    assert numbers(metrics)["polymux_request_seconds_count"] == 1
+    assert numbers(metrics)["polymux:e2e_request_latency_seconds_count"] == 1
 
 
 def test_waiting_for_none() -> None:
     async def scenario() -> None:
-        tickets = Tickets(Metrics())
+        tickets = Tickets(Metrics("m"))
         await tickets.until_none_live()
         tickets.open("a")
         waiting = asyncio.create_task(tickets.until_none_live())

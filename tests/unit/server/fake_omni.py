@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from PIL import Image
 
-from polymux.config import EngineConfig, ServerConfig
+from polymux.config import EngineConfig, ServerConfig, build
 from polymux.errors import NotReadyError, PolymuxError
 from polymux.metrics import Metrics
 from polymux.omni_output import OmniRequestOutput
@@ -17,6 +17,7 @@ from polymux.orchestrator.orchestrator import Status
 from polymux.prompts import Prompt, request_of
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress, Request
 from polymux.server.app import build_app
+from polymux.server.state import ServerState
 from polymux.validation import validate
 
 CAPABILITIES = Capabilities(
@@ -35,7 +36,7 @@ class FakeOmni:
         self.config = EngineConfig.from_flat(**{"model": "fake/model"} | engine_args)
         self.status: Status = "ready"
         self.capabilities: Capabilities | None = CAPABILITIES
-        self.metrics = Metrics()
+        self.metrics = Metrics("fake/model")
         self.requests: list[Request] = []
         self.aborted: list[str] = []
         self.hold = asyncio.Event()  # a generation ends when it is set
@@ -73,7 +74,7 @@ class FakeOmni:
             raise
         if self.fails_with is not None:
             raise self.fails_with
-        self.metrics.count("success", 0.1)
+        self.metrics.count("completed")
         yield self._output(request)
 
     async def _admit(self, request: Request) -> None:
@@ -102,5 +103,5 @@ class FakeOmni:
 
 def client(omni: FakeOmni, **server_args: Any) -> httpx.AsyncClient:
     """A client whose requests go straight into the application."""
-    app: Any = build_app(omni, ServerConfig(**server_args))
+    app: Any = build_app(ServerState(omni, build(ServerConfig, server_args)))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")

@@ -48,7 +48,7 @@ def test_metrics_answer_in_every_state(status: Status) -> None:
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/plain")
     families = {family.name: family for family in text_string_to_metric_families(response.text)}
-    assert families["polymux_requests"].type == "counter"
+    assert families["polymux:requests"].type == "counter"
 
 
 def test_models_lists_the_one_model_with_its_limits_and_abilities() -> None:

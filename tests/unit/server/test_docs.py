@@ -11,8 +11,9 @@ import pytest
 from fake_omni import FakeOmni
 
 from polymux.cli.flags import flag_of
-from polymux.config import EngineConfig, ServerConfig, groups_of
+from polymux.config import AccessConfig, EngineConfig, HttpConfig, MediaConfig, ServerConfig
 from polymux.errors import PolymuxError
+from polymux.knobs import groups_of
 from polymux.server import audio, errors, health, images, models, sleep
 from polymux.server.audio import AudioGenerationRequest
 from polymux.server.protocol import ImageGenerationRequest
@@ -42,12 +43,15 @@ def test_fields_of_sound() -> None:
 
 
 def test_flags_of_the_server() -> None:
-    assert first_cells("Flags") == {flag_of(f) for f in dataclasses.fields(ServerConfig)}
+    assert first_cells("Flags") == {flag_of(f) for f in dataclasses.fields(ServerConfig) if f.metadata}
+    assert first_cells("Access") == {flag_of(f) for f in dataclasses.fields(AccessConfig)}
+    assert first_cells("Connections") == {flag_of(f) for f in dataclasses.fields(HttpConfig)}
+    assert first_cells("Media") == {flag_of(f) for f in dataclasses.fields(MediaConfig)}
 
 
 def test_every_flag_that_is_named_exists() -> None:
-    groups = (*groups_of(EngineConfig).values(), ServerConfig)
-    flags = {flag_of(f) for group in groups for f in dataclasses.fields(group)}
+    groups = (*groups_of(EngineConfig).values(), ServerConfig, *groups_of(ServerConfig).values())
+    flags = {flag_of(f) for group in groups for f in dataclasses.fields(group) if f.metadata}
     assert {word for code in CODE for word in re.findall(r"--[a-z-]+", code)} <= flags | {"--help"}
 
 
@@ -58,17 +62,6 @@ def test_routes() -> None:
     ]
     found = {f"{method} {route.path}" for route in routes for method in route.methods}
     assert {name.replace("/NAME", "/{name:path}") for name in first_cells("Routes")} == found | {"GET /openapi.json"}
-
-
-def test_metrics() -> None:
-    registry = FakeOmni().metrics.registry
-    ours = {m.name + ("_total" if m.type == "counter" else "") for m in registry.collect()}
-    watched = {
-        "polymux_requests_running",
-        "polymux_requests_waiting",
-        "polymux_stage_ready",
-    }  # gauges of the orchestrator
-    assert first_cells("Metrics") == ours | watched
 
 
 def test_error_codes() -> None:

@@ -13,6 +13,7 @@ from fake_omni import FakeOmni
 
 from polymux.config import ServerConfig
 from polymux.server.app import build_app
+from polymux.server.state import ServerState
 
 pytestmark = pytest.mark.anyio
 
@@ -60,7 +61,7 @@ class Connection:
 
 @contextlib.asynccontextmanager
 async def serving(omni: FakeOmni, connection: Connection) -> AsyncIterator[asyncio.Task[None]]:
-    app: Any = build_app(omni, ServerConfig())
+    app: Any = build_app(ServerState(omni, ServerConfig()))
     before = asyncio.all_tasks()
     task = asyncio.create_task(app(connection.scope, connection.incoming.get, connection.send))
     yield task

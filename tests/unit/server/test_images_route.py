@@ -55,7 +55,7 @@ def picture(response: httpx.Response, i: int = 0) -> Image.Image:
 
 
 def outcomes(omni: FakeOmni) -> dict[str, float]:
-    samples = [s for m in omni.metrics.registry.collect() if m.name == "polymux_requests" for s in m.samples]
+    samples = [s for m in omni.metrics.registry.collect() if m.name == "polymux:requests" for s in m.samples]
     return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total") and s.value}
 
 
@@ -233,7 +233,9 @@ def test_a_missing_prompt() -> None:
 
 @pytest.mark.parametrize(("content_type", "status"), [
     ("application/json; charset=utf-8", 200), ("application/problem+json", 200), ("APPLICATION/JSON", 200),
-    ("text/plain", 400), ("application/x-www-form-urlencoded", 400), ("multipart/form-data; boundary=x", 400),
+    ("application/json; charset=UTF-8; x=y", 200), ('application/json; charset="utf-8"', 200),
+    ("text/plain", 415), ("application/x-www-form-urlencoded", 415), ("multipart/form-data; boundary=x", 415),
+    ("application/json; charset=utf-16", 415), ("application/json; charset=latin-1", 415), ("", 415), ("json", 415),
 ])  # fmt: skip
 def test_content_type(content_type: str, status: int) -> None:
     assert post(json.dumps(BASE).encode(), headers={"content-type": content_type}).status_code == status
@@ -251,7 +253,7 @@ def test_another_model_is_a_404() -> None:
 def test_an_argument_that_the_pipeline_does_not_take() -> None:
     response = post(BASE | {"extra_args": {"nope": 1}})
     assert response.status_code == 400
-    assert error_of(response)["param"] == "nope"
+    assert error_of(response)["param"] == "extra_args.nope"
     assert "eta" in error_of(response)["message"]
 
 

@@ -1,0 +1,110 @@
+"""From the body of a request for pictures to a prompt and sampling parameters, and errors back into its words.
+
+For every route that makes pictures. Knows OpenAI's names (n, size, image) and the engine's; whether the model can do
+what is asked is checked behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from fastapi import Request
+
+from polymux.errors import InvalidRequestError, PolymuxError
+from polymux.prompts import Prompt
+from polymux.request import Capabilities, OmniDiffusionSamplingParams
+from polymux.server.image_answer import Encoding
+from polymux.server.protocol import ImageFields, SamplingFields
+from polymux.server.state import ServerState
+
+
+@dataclass(frozen=True)
+class Words:
+    """How the client said what the engine calls otherwise."""
+
+    body: SamplingFields
+    media: Mapping[str, str] = field(default_factory=dict)  # the pipeline's argument -> the client's field
+
+    def of(self, error: InvalidRequestError) -> InvalidRequestError:
+        """The same error, about the field that the client sent."""
+        match error.param:
+            case "height" | "width" | "size":
+                return type(error)(f"size={self.body.size!r}: {error.message}", param="size")
+            case "num_outputs_per_prompt":
+                return _renamed(error, error.param, "n")
+            case str() as name if name in self.media:
+                return _renamed(error, name, self.media[name])
+            case str() as name if name in (self.body.extra_args or {}):
+                return _renamed(error, name, f"extra_args.{name}")
+        return error
+
+
+@dataclass(frozen=True)
+class ImageJob:
+    """A request for pictures, ready for the engine, with what it takes to answer it."""
+
+    prompt: Prompt
+    params: OmniDiffusionSamplingParams
+    encoding: Encoding
+    words: Words
+
+
+def sampling_params(
+    body: SamplingFields, *, size: tuple[int, int] | None = None, strength: float | None = None
+) -> OmniDiffusionSamplingParams:
+    """The engine's parameters. `size`: width and height in place of a size that the body leaves open."""
+    if body.size not in (None, "auto"):
+        width, height = body.size.split("x")
+        size = int(width), int(height)
+    return OmniDiffusionSamplingParams(
+        width=None if size is None else size[0],
+        height=None if size is None else size[1],
+        num_outputs_per_prompt=1 if body.n is None else body.n,
+        seed=body.seed,
+        num_inference_steps=body.num_inference_steps,
+        guidance_scale=body.guidance_scale,
+        guidance_scale_2=body.guidance_scale_2,
+        true_cfg_scale=body.true_cfg_scale,
+        strength=strength,
+        negative_prompt=body.negative_prompt,
+        sigmas=body.sigmas,
+        timesteps=body.timesteps,
+        max_sequence_length=body.max_sequence_length,
+        extra_args=body.extra_args or {},
+    )
+
+
+@contextlib.contextmanager
+def refusals_counted(state: ServerState) -> Iterator[None]:
+    """Counts a request that is refused inside. All that get further are counted behind the generator."""
+    try:
+        yield
+    except PolymuxError:
+        state.omni.metrics.count("refused")
+        raise
+
+
+async def admit(state: ServerState, request: Request, body: ImageFields) -> Capabilities:
+    """What the model can do. Raises if it is not this model, not ready, or makes no pictures."""
+    if body.user is not None:
+        request.state.user = body.user
+    state.check_model(body.model)
+    return await image_model(state)
+
+
+async def image_model(state: ServerState) -> Capabilities:
+    """What the model can do. Raises NotReadyError, and InvalidRequestError if it makes no pictures."""
+    await state.omni.health()
+    capabilities = state.omni.capabilities
+    assert capabilities is not None  # they are known once the model was ready
+    if capabilities.modality != "image":
+        raise InvalidRequestError(f"the model makes {capabilities.modality}, not pictures", param="model")
+    return capabilities
+
+
+def _renamed(error: InvalidRequestError, name: str, word: str) -> InvalidRequestError:
+    message = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", lambda _: word, error.message, count=1)
+    return type(error)(message, param=word)
