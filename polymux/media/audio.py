@@ -87,6 +87,17 @@ def audio_format_of(path: str) -> AudioFormat | None:
     return EXTENSIONS.get(PurePath(path).suffix.lower())
 
 
+def resample(sound: Sound, sample_rate: int) -> Array:
+    """The samples at another rate: float32 (channels, samples). Raises ValueError."""
+    samples = check_samples(sound.samples)
+    check_rate(sample_rate)
+    resampler = AudioResampler(format="fltp", rate=sample_rate)
+    frame = av.AudioFrame.from_ndarray(_floats(samples), format="fltp", layout=_LAYOUTS[len(samples)])
+    frame.sample_rate = sound.sample_rate
+    ready = [*resampler.resample(frame), *resampler.resample(None)]
+    return np.concatenate([part.to_ndarray() for part in ready], axis=1)
+
+
 def clipped(samples: Array) -> int:
     """How many samples are beyond the full range, and are clipped to it in any file."""
     return int((np.abs(samples) > 1).sum()) if samples.dtype.kind == "f" else 0

@@ -40,6 +40,8 @@ MEDIA_TYPES: dict[VideoFormat, str] = {
 }
 
 _SOUND: dict[VideoFormat, AudioCodec] = {"mp4": "aac", "webm": "libopus"}
+SOUNDING: tuple[VideoFormat, ...] = tuple(_SOUND)  # formats that hold sound
+
 _LOSSLESS_SOUND: dict[VideoFormat, AudioCodec] = {"mp4": "alac"}
 _MAX_FPS: dict[VideoFormat, int] = {"mp4": 1000, "webm": 500, "gif": 50, "webp": 500}
 _MIN_FPS = Fraction(1, 100)
@@ -245,6 +247,12 @@ def exact_fps(fps: float | Fraction) -> Fraction:
     if not float(fps).is_integer() and abs(float(television) - fps) < 5e-4:
         return television
     return Fraction(fps).limit_denominator(100_000)
+
+
+def frames_for(seconds: float, fps: float | Fraction, multiple: int = 1) -> int:
+    """How many frames last that long, or a little longer: 1 more than a multiple of `multiple`."""
+    needed = math.ceil(round(seconds * exact_fps(fps), 6))
+    return -(-max(needed - 1, 0) // multiple) * multiple + 1
 
 
 def check_fps(fps: float | Fraction, format: VideoFormat) -> None:

@@ -10,7 +10,16 @@ import av
 import numpy as np
 import pytest
 
-from polymux.media.audio import EXTENSIONS, MEDIA_TYPES, AudioFormat, audio_format_of, clipped, encode_audio
+from polymux.media.audio import (
+    EXTENSIONS,
+    MEDIA_TYPES,
+    AudioFormat,
+    Sound,
+    audio_format_of,
+    clipped,
+    encode_audio,
+    resample,
+)
 
 RANDOM = np.random.default_rng(0)
 STEREO = RANDOM.uniform(-0.9, 0.9, (2, 5000))
@@ -96,3 +105,12 @@ def test_names_and_types() -> None:
         audio_format_of("a/B.WAV") == "wav" and audio_format_of("a.ogg") == "opus" and audio_format_of("a.mp4") is None
     )
     assert set(EXTENSIONS.values()) == set(MEDIA_TYPES) == set(get_args(AudioFormat))
+
+
+@pytest.mark.parametrize(("rate", "other"), [(44100, 48000), (8000, 44100), (48000, 16000)])
+def test_resampled_sound_is_as_long_and_sounds_alike(rate: int, other: int) -> None:
+    tone = np.sin(2 * np.pi * 440 * np.arange(rate // 2) / rate)
+    found = resample(Sound(np.stack([tone, -tone]), rate), other)
+    assert found.dtype == np.float32 and found.shape == (2, pytest.approx(other // 2, abs=2))
+    wanted = np.sin(2 * np.pi * 440 * np.arange(found.shape[1]) / other)
+    assert np.abs(found[0] - wanted)[200:-200].max() < 0.01 and np.abs(found[1] + wanted)[200:-200].max() < 0.01

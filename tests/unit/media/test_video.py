@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from polymux.media.audio import Sound
-from polymux.media.video import VideoSpec, VideoWriter, encode_video, exact_fps
+from polymux.media.video import VideoSpec, VideoWriter, encode_video, exact_fps, frames_for
 from polymux.media.video_track import VideoFormat
 
 RANDOM = np.random.default_rng(0)
@@ -236,3 +236,8 @@ def test_writers_run_side_by_side() -> None:
     with ThreadPoolExecutor(6) as pool:
         files = list(pool.map(lambda frames: encoded(frames, lossless=True), videos))
     assert all(np.array_equal(Read(f).frames, v) for f, v in zip(files, videos, strict=True))
+
+
+def test_frames_that_last_as_long() -> None:
+    assert [frames_for(s, 16, 4) for s in (0.01, 1 / 16, 1, 17 / 16, 5)] == [1, 1, 17, 17, 81]
+    assert frames_for(1, 24) == 24 and frames_for(2, 23.976) == 48 and frames_for(0.1, 30) == 3
