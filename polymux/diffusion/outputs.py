@@ -78,14 +78,3 @@ def _unbatched(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return list(value)
     return [value[i] for i in range(value.shape[0])] if value.shape[0] == 1 else [value]
-
-
-def sample_rate_of(pipeline: Any) -> int | None:
-    """Samples per second of the pipeline's sound, from the config of the component that makes it."""
-    for name in ("vocoder", "audio_vae", "vae"):
-        config = getattr(pipeline.components.get(name), "config", None)
-        for key in ("output_sampling_rate", "sampling_rate", "sample_rate"):
-            rate = getattr(config, key, None)
-            if isinstance(rate, int):
-                return rate
-    return None

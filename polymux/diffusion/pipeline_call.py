@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from PIL import Image
 
+from polymux.diffusion.media_arguments import RATES, SOUNDS, media_arguments
+from polymux.diffusion.rates import UNKNOWN_SOUND, SoundShape, fps_of
 from polymux.errors import InvalidRequestError
 from polymux.families import family_of
 from polymux.families.base import UNKNOWN, Family
-from polymux.media.wire import from_wire
 from polymux.request import Capabilities, Modality, OmniDiffusionSamplingParams, Request
 
 # Sampling fields and the names under which pipelines take them, in order of preference.
@@ -52,10 +52,10 @@ MEDIA: dict[str, int] = {
     "mask": 1,
     "audio": 1,
     "conditioning_image": 1,
-}
+} | dict.fromkeys(SOUNDS, 1)
 
 # Set by the engine, or of a kind that a request cannot carry (tensors, functions).
-OWN = {"generator", "output_type", "return_dict", "output", "state", "latents", "audio_latents"}
+OWN = {"generator", "output_type", "return_dict", "output", "state", "latents", "audio_latents", *RATES.values()}
 OWN_ENDINGS = ("_embeds", "_embeds_mask", "_embeddings", "_attention_mask", "_latents", "_kwargs", "_per_prompt")
 OWN_BEGINNINGS = (
     "callback",
@@ -97,9 +97,8 @@ class CallShape:
             made = {p.name for p in blocks.intermediate_outputs}  # by a block, for a later one
             required = tuple(p.name for p in inputs if p.required and p.name not in made)
             results = tuple(n for n in wanted if n in names)
-            return cls(
-                tuple(p.name for p in inputs), required, True, results, _integers((p.name, p.default) for p in inputs)
-            )
+            defaults = _integers((p.name, p.default) for p in inputs)
+            return cls(tuple(p.name for p in inputs), required, True, results, defaults)
         parameters = inspect.signature(type(pipeline).__call__).parameters.values()
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
         # Pipelines give None as the default of what they cannot do without.
@@ -143,7 +142,8 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         frames_multiple=family.frames_multiple,
         max_seconds=getattr(pipeline, family.longest) if family.longest is not None else None,
         defaults={name: value for name, value in shape.defaults.items() if name in SHAPES},
-        fps=family.fps,
+        fps=fps_of(pipeline, family),
+        sample_rate=SoundShape.of(pipeline).sample_rate,
         refused=refused,
         alpha=family.alpha,
         picture_sized=family.picture_sized,
@@ -182,8 +182,10 @@ def declared_family(pipeline: Any) -> Family:
     return replace(UNKNOWN, modality="video" if {"num_frames", "video"} & {*accepted} else sound)
 
 
-def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[str, Any]:
-    """The pipeline's keyword arguments, without generator."""
+def call_arguments(
+    request: Request, shape: CallShape, family: Family, sound: SoundShape = UNKNOWN_SOUND
+) -> dict[str, Any]:
+    """The pipeline's keyword arguments, without generator. `sound`: what the pipeline takes."""
     params = request.params
     values: dict[str, Any] = {}
     if request.prompt is not None:
@@ -198,9 +200,7 @@ def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[s
             values[name] = list(value) if isinstance(value, tuple) else value
     if family.area is not None and params.height is not None and params.width is not None:
         values[family.area] = params.height * params.width
-    for name, items in request.media.items():
-        media = [_picture(from_wire(item), name, family) for item in items]
-        values[name] = media[0] if len(media) == 1 and not name.endswith("s") else media  # images, reference_images
+    values |= media_arguments(request.media, family, sound)
     for name, value in params.extra_args.items():
         if name in values:
             raise InvalidRequestError(f"extra_args.{name} is also given as a field of its own", param=name)
@@ -225,13 +225,6 @@ def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[s
     return values
 
 
-def _picture(medium: Any, name: str, family: Family) -> Any:
-    """Pictures in the mode that pipelines expect; other media as they are."""
-    if not isinstance(medium, Image.Image):
-        return medium
-    return medium.convert("L" if "mask" in name else "RGBA" if family.alpha else "RGB")
-
-
 def _output_type(params: OmniDiffusionSamplingParams, family: Family) -> str:
     if params.output_type != "pil" or family.modality == "image":
         return params.output_type
@@ -242,7 +235,7 @@ def _output_type(params: OmniDiffusionSamplingParams, family: Family) -> str:
 def _refuse_unknown(values: dict[str, Any], shape: CallShape) -> None:
     allowed = [n for n in shape.accepted if is_for_requests(n)]
     for name in values:
-        if name not in allowed:
+        if name not in allowed and name not in RATES.values():
             raise InvalidRequestError(
                 f"{name}={values[name]!r}: this pipeline takes no {name}; it takes {', '.join(sorted(allowed))}",
                 param=name,

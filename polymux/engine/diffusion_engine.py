@@ -18,8 +18,9 @@ from polymux.config import EngineConfig
 from polymux.diffusion.call import Call
 from polymux.diffusion.component import Component
 from polymux.diffusion.merging import Merger
-from polymux.diffusion.outputs import RawOutput, media_of, raw_output, sample_rate_of
+from polymux.diffusion.outputs import RawOutput, media_of, raw_output
 from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe
+from polymux.diffusion.rates import SoundShape
 from polymux.diffusion.runner import InPlace, Runner, is_out_of_memory
 from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
 from polymux.diffusion.step_scheduler import StepScheduler
@@ -76,11 +77,9 @@ class DiffusionEngine:
         self.asleep = 0  # the level
         self.model: Model | None = model or Model.of(config, pipeline, device)
         self.family = self.model.family
-        self.shape = CallShape.of(pipeline, self.family.modality)
+        self.shape, self.sound = CallShape.of(pipeline, self.family.modality), SoundShape.of(pipeline)
         described = describe(pipeline, self.family, self.shape)
-        self.described = msgspec.structs.replace(
-            described, storage=self.model.weights.describe(), sample_rate=sample_rate_of(pipeline)
-        )
+        self.described = msgspec.structs.replace(described, storage=self.model.weights.describe())
         self.max_sessions = config.scheduler.max_num_seqs
         if not self.family.pipelines and self.max_sessions > 1:
             # What a pipeline that nobody has looked at does to its components in a call might reach other requests.
@@ -152,7 +151,7 @@ class DiffusionEngine:
         if self.asleep:
             raise NotReadyError("the model is asleep")
         validate(request, self.described, self.config.limits)
-        call_arguments(request, self.shape, self.family)
+        call_arguments(request, self.shape, self.family, self.sound)
         if request.request_id in self.jobs:
             what = f"request_id={request.request_id!r}: a request of this id is in flight"
             raise InvalidRequestError(what, param="request_id")
@@ -283,7 +282,8 @@ class DiffusionEngine:
 
     def _generate(self, pipeline: Any, job: Job, index: int) -> RawOutput:
         """In the session's coroutine: call the pipeline."""
-        arguments = self.config.model.diffusers_call_kwargs | call_arguments(job.request, self.shape, self.family)
+        asked = call_arguments(job.request, self.shape, self.family, self.sound)
+        arguments = self.config.model.diffusers_call_kwargs | asked
         if self.shape.takes("generator"):
             arguments["generator"] = job.randomness[index].generator
         as_pictures, tensors = job.request.params.output_type == "pil", arguments.get("output_type") == "pt"

@@ -12,7 +12,7 @@ from diffusers.pipelines.pipeline_utils import AudioPipelineOutput, ImagePipelin
 from PIL import Image
 
 from polymux.diffusion.host_copy import HostCopy
-from polymux.diffusion.outputs import media_of, raw_output, sample_rate_of
+from polymux.diffusion.outputs import media_of, raw_output
 from polymux.errors import GenerationError, NonFiniteOutputError
 from polymux.media.wire import from_wire
 from polymux.request import ArrayData, ImageData, Media, Modality
@@ -143,14 +143,3 @@ def test_what_is_not_finite_is_no_output(bad: float) -> None:
 def test_no_output_is_an_error(result: Any) -> None:
     with pytest.raises(GenerationError, match="returned no image"):
         raw_output(result, "image", True)
-
-
-def test_the_rate_of_the_sound() -> None:
-    def pipeline(**components: Any) -> Any:
-        return SimpleNamespace(components={name: SimpleNamespace(config=config) for name, config in components.items()})
-
-    vae = SimpleNamespace(sampling_rate=44100)
-    assert sample_rate_of(pipeline(vae=vae)) == 44100
-    assert sample_rate_of(pipeline(vae=vae, vocoder=SimpleNamespace(output_sampling_rate=24000))) == 24000
-    assert sample_rate_of(pipeline(vae=SimpleNamespace(sample_rate=None))) is None
-    assert sample_rate_of(SimpleNamespace(components={"vae": None})) is None
