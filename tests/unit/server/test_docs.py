@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from fake_omni import FakeOmni
 
 from polymux.cli.flags import flag_of
-from polymux.config import AccessConfig, EngineConfig, HttpConfig, MediaConfig, ServerConfig
+from polymux.config import AccessConfig, EngineConfig, HttpConfig, MediaConfig, ServerConfig, VideoConfig
 from polymux.errors import PolymuxError
 from polymux.knobs import groups_of
-from polymux.server import audio, errors, health, images, models, sleep
+from polymux.server import audio, errors, health, images, models, sleep, videos
 from polymux.server.audio import AudioGenerationRequest
 from polymux.server.protocol import ImageGenerationRequest
 from polymux.server.state import ServerState
+from polymux.server.video_protocol import VideoRequest
+from polymux.server.video_store import Status
 
 TEXT = (Path(__file__).parents[3] / "docs" / "server.md").read_text()
 CODE = set(re.findall(r"`([^`\n]+)`", TEXT))
@@ -42,6 +44,15 @@ def test_fields_of_sound() -> None:
     assert fields == set(AudioGenerationRequest.model_fields)
 
 
+def test_videos() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "video.md").read_text()
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    cells = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    routes = {name for name in first_cells("Routes") if "/v1/videos" in name and not name.startswith("HEAD")}
+    flags = {flag_of(f) for f in dataclasses.fields(VideoConfig)}
+    assert cells - {"status"} == routes | flags | {*VideoRequest.model_fields} | {*get_args(Status)}
+
+
 def test_flags_of_the_server() -> None:
     assert first_cells("Flags") == {flag_of(f) for f in dataclasses.fields(ServerConfig) if f.metadata}
     assert first_cells("Access") == {flag_of(f) for f in dataclasses.fields(AccessConfig)}
@@ -58,10 +69,11 @@ def test_every_flag_that_is_named_exists() -> None:
 def test_routes() -> None:
     state = ServerState(FakeOmni(), ServerConfig())
     routes: list[Any] = [
-        route for module in (images, audio, models, sleep, health) for route in module.routes(state).routes
+        route for module in (images, videos, audio, models, sleep, health) for route in module.routes(state).routes
     ]
     found = {f"{method} {route.path}" for route in routes for method in route.methods}
-    assert {name.replace("/NAME", "/{name:path}") for name in first_cells("Routes")} == found | {"GET /openapi.json"}
+    named = {name.replace("/NAME", "/{name:path}").replace("/ID", "/{video_id}") for name in first_cells("Routes")}
+    assert named == found | {"GET /openapi.json"}
 
 
 def test_error_codes() -> None:
