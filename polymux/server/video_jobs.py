@@ -181,6 +181,7 @@ class VideoJobs:
             await self._on_disk(store.insert, record, self._config.video_max_jobs, self._config.video_max_bytes)
             accepted.set_result(None)
             _, written = await self.write(events, file, self._reporter(store, record.id, file))
+            await self._check_room(store, file)
             now = time.time()
             done = replace(record, completed_at=now, expires_at=expiry(now, self._config.video_ttl))
             done = replace(done, width=written.width, height=written.height, num_frames=written.frames)
@@ -190,6 +191,7 @@ class VideoJobs:
             if accepted.done():
                 await self._fail(store, record.id, error)
             else:
+                self._omni.abort(record.id)
                 accepted.set_exception(error)
         except Exception:  # a fault of ours: the job must not stay as it is
             logger.exception("%s failed", record.id)

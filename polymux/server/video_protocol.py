@@ -15,9 +15,9 @@ from polymux.server.video_store import Order, Status
 VIDEO_ID = re.compile(r"video_[0-9a-f]{32}")
 
 
-def _seconds(value: str | float) -> float:
+def _seconds(value: object) -> float:
     try:
-        seconds = float(value)
+        seconds = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else -1.0
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < 1e6:
@@ -26,8 +26,8 @@ def _seconds(value: str | float) -> float:
 
 
 Seconds = Annotated[
-    str | float | int,
-    AfterValidator(_seconds),
+    float,
+    BeforeValidator(_seconds),
     WithJsonSchema({"anyOf": [{"type": "string", "examples": ["4"]}, {"type": "number", "exclusiveMinimum": 0}]}),
 ]
 

@@ -73,10 +73,12 @@ async def _wish(state: ServerState, body: VideoFields, sent: Media, capabilities
     fps = _fps(body, format, capabilities)
     frames = _frames(body, fps, capabilities)
     width, height = (None, None) if body.size in (None, "auto") else map(int, body.size.split("x"))
-    arguments = {_argument(name, capabilities): name for name in sent}
-    if len(arguments) < len(sent):
-        twice = next(name for name in sent if name not in arguments.values())
-        raise InvalidRequestError(f"{twice}: the same as {arguments[_argument(twice, capabilities)]}", param=twice)
+    arguments: dict[str, str] = {}
+    for name in sent:
+        argument = _argument(name, capabilities)
+        if argument in arguments:
+            raise InvalidRequestError(f"{name}: the same as {arguments[argument]}", param=name)
+        arguments[argument] = name
     loaded = {name: await _load(state, field, sent[field], capabilities) for name, field in arguments.items()}
     seed = secrets.randbelow(2**32) if body.seed is None else body.seed
     prompt: OmniPrompt = {"multi_modal_data": {**loaded}}
@@ -133,7 +135,7 @@ def _frames(body: VideoFields, fps: float, capabilities: Capabilities) -> int | 
         raise InvalidRequestError(what, param="num_frames")
     if "num_frames" not in capabilities.arguments:
         raise InvalidRequestError(f"seconds={body.seconds!r}: the model's videos have a fixed length", param="seconds")
-    return frames_for(float(body.seconds), fps, capabilities.frames_multiple)
+    return frames_for(body.seconds, fps, capabilities.frames_multiple)
 
 
 def _argument(field: str, capabilities: Capabilities) -> str:
