@@ -216,14 +216,16 @@ class VideoJobs:
             if percent > told:
                 told = percent
                 await self._on_disk(store.advance, video_id, percent)
-            if (
-                percent > _DECODED
-                and await self._on_disk(store.stored_bytes) + file.size() > self._config.video_max_bytes
-            ):
-                allowed = f"allowed are {self._config.video_max_bytes} bytes (--video-max-bytes)"
-                raise StorageFullError(f"the videos that are kept and this one are too large together: {allowed}")
+            if percent > _DECODED:
+                await self._check_room(store, file)
 
         return step
+
+    async def _check_room(self, store: VideoStore, file: VideoFile) -> None:
+        most = self._config.video_max_bytes
+        if await self._on_disk(store.stored_bytes) + file.size() > most:
+            allowed = f"allowed are {most} bytes (--video-max-bytes)"
+            raise StorageFullError(f"the videos that are kept and this one are too large together: {allowed}")
 
     async def _fail(self, store: VideoStore, video_id: str, error: PolymuxError) -> None:
         told = error_body(error).error
