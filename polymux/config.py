@@ -79,6 +79,10 @@ class ProcessConfig(Checked):
 
     stage_init_timeout: float = knob(1800.0, "seconds a stage may take until it is ready", minimum=1)
     warmup: bool = knob(True, "make one small generation before reporting ready")
+    stage_hang_timeout: float = knob(
+        1800.0, "seconds a stage may give no sign of progress while it has requests, then it is killed; 0: any time",
+        minimum=0,
+    )  # fmt: skip
     restart_stages: bool = knob(False, "start a stage again when its process dies, in place of exiting")
     output_chunk_bytes: int = knob(
         8 * 2**20, "send frames and other arrays in parts of this size (at least one frame)", minimum=1
@@ -200,6 +204,28 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilesConfig(Checked):
+    """Files: pictures that clients fetch by a URL"""
+
+    image_url_ttl: float = knob(3600.0, "seconds that the URL of a picture works", minimum=1)
+    image_url_bytes: int = knob(
+        256 * 2**20, "bytes of the pictures that are kept for their URLs, in memory; the oldest go first", minimum=1024
+    )
+    public_url: str | None = knob(
+        None, "where clients reach the server, for those URLs (default: where the request was sent to)", metavar="URL"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.public_url is not None and not _PUBLIC_URL.fullmatch(self.public_url):
+            what = f"{self.public_url!r}: must be http(s)://HOST[:PORT][/PATH]"
+            raise ConfigError(f"public_url={what}", param="public_url")
+
+
+_PUBLIC_URL = re.compile(r"https?://[^/?#@\s]+(?:/[^?#\s]*)?")
+
+
+@dataclass(frozen=True, kw_only=True)
 class MediaConfig(Checked):
     """Media: what requests may bring, and from where it may be fetched"""
 
@@ -308,6 +334,7 @@ class ServerConfig(Checked):
     access: AccessConfig = field(default_factory=AccessConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
     video: VideoConfig = field(default_factory=VideoConfig)
+    files: FilesConfig = field(default_factory=FilesConfig)
 
 
 def hub_offline() -> bool:

@@ -12,7 +12,7 @@ import msgspec
 
 from polymux.config import EngineConfig
 from polymux.errors import ErrorInfo, PayloadTooLargeError
-from polymux.request import Capabilities, Failed, Finished, OutputChunk, Progress, Request, StageStats
+from polymux.request import Capabilities, Failed, Finished, OutputChunk, Preview, Progress, Request, StageStats
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -79,7 +79,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
 
 
 ToStage = Start | Add | Abort | Taken | Sleep | WakeUp | Stop
-FromStage = Ready | Fatal | Slept | Awake | Stats | Progress | OutputChunk | Finished | Failed
+FromStage = Ready | Fatal | Slept | Awake | Stats | Progress | Preview | OutputChunk | Finished | Failed
 
 LENGTH = struct.Struct("!I")
 MAX_BODY = 2**32 - 1

@@ -9,7 +9,7 @@ from PIL import Image
 
 from polymux.errors import PolymuxError
 from polymux.media.wire import Array, from_wire
-from polymux.request import Finished, Modality, OutputChunk, Request, RequestMetrics
+from polymux.request import Finished, Modality, OutputChunk, Preview, Request, RequestMetrics
 
 
 @dataclass(kw_only=True)
@@ -34,6 +34,21 @@ class OmniRequestOutput:
     sample_rate: int | None = None
     metrics: RequestMetrics = RequestMetrics()
     error: PolymuxError | None = None
+
+
+@dataclass(kw_only=True)
+class OmniPreview:
+    """What the model expects an output to become, as of one of its steps. `index` says which output of the request."""
+
+    request_id: str
+    index: int
+    step: int
+    images: list[Image.Image]
+
+
+def preview_of(preview: Preview) -> OmniPreview:
+    images = [image for medium in preview.media if isinstance(image := from_wire(medium), Image.Image)]
+    return OmniPreview(request_id=preview.request_id, index=preview.index, step=preview.step, images=images)
 
 
 class ChunkCollector:

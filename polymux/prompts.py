@@ -41,7 +41,9 @@ class _Generator(Protocol):
     def get_state(self) -> Any: ...
 
 
-def request_of(prompt: Prompt, params: OmniDiffusionSamplingParams | None, request_id: str) -> Request:
+def request_of(
+    prompt: Prompt, params: OmniDiffusionSamplingParams | None, request_id: str, partial_images: int = 0
+) -> Request:
     """Raises InvalidRequestError for a prompt or parameters that are not even shaped like such."""
     fields = _fields_of(prompt)
     params = OmniDiffusionSamplingParams() if params is None else params
@@ -55,6 +57,7 @@ def request_of(prompt: Prompt, params: OmniDiffusionSamplingParams | None, reque
         negative_prompt=params.negative_prompt if negative is None else negative,
         media=_media_of(fields.get("multi_modal_data") or {}),
         params=_portable(params),
+        partial_images=partial_images,
         generator_state=None if params.generator is None else _state_of(params.generator),
     )
 

@@ -78,6 +78,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     negative_prompt: str | None = None
     media: dict[str, list[Media]] = {}  # by the pipeline's argument name: image, mask_image, video, audio, ...
     params: OmniDiffusionSamplingParams = OmniDiffusionSamplingParams()
+    partial_images: int = 0  # previews of each output while it is made; fewer if it has fewer steps, or is quicker
     generator_state: bytes | None = None  # of params.generator, which itself does not travel
 
 
@@ -103,6 +104,15 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     phase: Literal["queued", "encode", "denoise", "decode"]
     step: int
     total: int
+
+
+class Preview(msgspec.Struct, frozen=True, tag="preview"):
+    """What the model expects an output to become, as of one of its steps."""
+
+    request_id: str
+    index: int  # which of the request's outputs
+    step: int
+    media: list[Media]
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
@@ -139,7 +149,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: ErrorInfo
 
 
-Event = Progress | OutputChunk | Finished | Failed
+News = Progress | Preview | OutputChunk  # what comes before the end of a request
+Event = News | Finished | Failed
 
 
 class Distribution(msgspec.Struct, frozen=True):
@@ -212,6 +223,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     alpha: bool = False  # pictures have an alpha channel, those that come in and those that come out
     picture_sized: bool = False  # takes no size: what comes out is as large as the picture that came in
     variations: bool = False  # makes variations of a picture when the prompt is empty
+    previews: bool = False  # if not, refused["partial_images"] says why
     merges: bool = False
     device: str = "cpu"
     dtype: str = "float32"

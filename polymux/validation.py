@@ -25,6 +25,7 @@ from polymux.request import (
 )
 
 SEEDS = 2**64  # torch takes seeds below this
+MAX_PARTIAL_IMAGES = 3  # per output, as in OpenAI's API
 MAX_NESTING = 16
 MAX_SCALE = 1000  # far beyond what makes sense, and far below what overflows in half precision
 
@@ -40,7 +41,7 @@ def validate(request: Request, capabilities: Capabilities, limits: LimitsConfig)
     _check_texts(request, limits)
     _check_extra_args(params.extra_args, capabilities)
     _check_names(request, capabilities)
-    _check_size(params, capabilities, limits)
+    check_size(params, capabilities, limits)
     _check_frames(params, capabilities, limits)
     _check_seconds(params, capabilities, limits)
     _check_counts(params, capabilities, limits)
@@ -48,6 +49,7 @@ def validate(request: Request, capabilities: Capabilities, limits: LimitsConfig)
     _check_schedule(params, limits)
     _check_randomness(request)
     _check_media(request, capabilities)
+    _check_previews(request, capabilities)
 
 
 def given_arguments(request: Request) -> dict[str, Any]:
@@ -112,7 +114,8 @@ def _refuse_argument(request: Request, name: str, value: Any, why: str) -> Inval
     return refuse(name, value, why)
 
 
-def _check_size(params: OmniDiffusionSamplingParams, capabilities: Capabilities, limits: LimitsConfig) -> None:
+def check_size(params: OmniDiffusionSamplingParams, capabilities: Capabilities, limits: LimitsConfig) -> None:
+    """Raises InvalidRequestError unless the model makes pictures of this height and width, if they are given."""
     pixels, multiple = limits.max_generated_image_size, capabilities.size_multiple
     for name, value in (("height", params.height), ("width", params.width)):
         if value is None:
@@ -208,6 +211,13 @@ def _check_media(request: Request, capabilities: Capabilities) -> None:
         for item in items:
             if not _consistent(item):
                 raise InvalidRequestError(f"{name}: its bytes do not fit its type and shape", param=name)
+
+
+def _check_previews(request: Request, capabilities: Capabilities) -> None:
+    _check_integer("partial_images", request.partial_images, 0, MAX_PARTIAL_IMAGES)
+    if request.partial_images and not capabilities.previews:
+        why = capabilities.refused.get("partial_images", f"{capabilities.pipeline} makes no previews")
+        raise refuse("partial_images", request.partial_images, f"must be 0: {why}")
 
 
 def _check_extra_args(extra: dict[str, Any], capabilities: Capabilities) -> None:

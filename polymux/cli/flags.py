@@ -18,10 +18,12 @@ from polymux.knobs import Checked, field_type, groups_of, knobs_of, without_none
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that takes no abbreviations and says what is wrong in one line."""
+    """An ArgumentParser that takes no abbreviations and no flag twice, and says what is wrong in one line."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
+        for name, action in _ONCE.items():
+            self.register("action", name, action)
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: error: {' '.join(message.split())}", file=sys.stderr)
@@ -42,6 +44,39 @@ class Parser(argparse.ArgumentParser):
         """The flag that sets `name`, if there is one."""
         flags = [flag for flag, action in self._option_string_actions.items() if action.dest == name]
         return next((flag for flag in flags if flag.startswith("--")), None)
+
+
+class _Once(argparse.Action):
+    """Beside an action: what a flag sets is set once. Of two values, one would be ignored."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if option_string is not None:
+            seen: dict[str, str] = namespace.__dict__.setdefault(_SEEN, {})
+            if self.dest in seen:
+                both = {seen[self.dest]: None, option_string: None}  # a set that keeps the order
+                parser.error(f"argument {' and '.join(both)}: given twice")
+            seen[self.dest] = option_string
+        super().__call__(parser, namespace, values, option_string)
+
+
+class _Store(_Once, argparse._StoreAction):
+    pass
+
+
+class _StoreTrue(_Once, argparse._StoreTrueAction):
+    pass
+
+
+class _StoreFalse(_Once, argparse._StoreFalseAction):
+    pass
+
+
+class _OnOrOff(_Once, argparse.BooleanOptionalAction):
+    pass
+
+
+_SEEN = "flags that were given"  # not a name that a flag could have
+_ONCE = {None: _Store, "store": _Store, "store_true": _StoreTrue, "store_false": _StoreFalse}
 
 
 def add_config(parser: argparse.ArgumentParser, config: type) -> None:
@@ -98,7 +133,7 @@ def _add(target: argparse._ArgumentGroup, f: dataclasses.Field[Any], kind: Any) 
         target.add_argument(flag, action="store_true", **shared)
         target.add_argument(f.metadata["off"], action="store_false", **shared | {"help": f"the opposite of {flag}"})
     elif kind is bool:
-        target.add_argument(flag, action=argparse.BooleanOptionalAction, **shared)
+        target.add_argument(flag, action=_OnOrOff, **shared)
     else:
         choices, metavar = f.metadata["choices"], f.metadata["metavar"]
         if choices is None and metavar is None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
+from polymux import logs
 from polymux.cli.flags import add_config, given, json_object
 from polymux.cli.input_files import FLAGS, InputFile, media_for, read
 from polymux.cli.known_modality import known_modality
@@ -27,12 +28,13 @@ from polymux.media.video import frames_for
 from polymux.omni import AsyncOmni
 from polymux.omni_output import OmniRequestOutput
 from polymux.prompts import OmniPrompt, request_of
-from polymux.request import Capabilities, OmniDiffusionSamplingParams, Request
+from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress, Request
 from polymux.validation import given_arguments, validate
 
 HELP = "generate pictures, videos or sound from a prompt, into files"
 USAGE = "polymux generate --model MODEL --prompt TEXT [flags]"
 
+QUIET = "warning"  # what went wrong is one line, and that is the last one
 _REQUEST_ID = "cli"
 
 
@@ -97,7 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
     values = given(arguments, EngineConfig)
     if "model" not in values:
         raise ConfigError("no model is given: name one, for example: --model demo")
-    config = build(EngineConfig, values)
+    config = build(EngineConfig, {"log_level": QUIET} | values)
+    logs.configure(config.log)
     target, params = Target.of(arguments.output), sampling_params(arguments)
     check_without_model(request_of(arguments.prompt, params, _REQUEST_ID), config.limits)
     if params.seconds is not None and params.num_frames is not None:
@@ -163,7 +166,7 @@ async def _generate(task: Task) -> tuple[OmniRequestOutput, float | None]:
                     if isinstance(event, OmniRequestOutput):
                         bar.update((bar.total or bar.n) - bar.n)  # the last step is reported as the output
                         return event, task.params.fps or event.fps
-                    if event.phase == "denoise":
+                    if isinstance(event, Progress) and event.phase == "denoise":
                         bar.total = event.total or None
                         bar.update(event.step - bar.n)
     raise GenerationError("the generation ended without an output")

@@ -36,6 +36,8 @@ What stands under *merged* is proven by `tests/parity`: in company, every family
 
 A pipeline of diffusers that is not listed runs too, with its requests interleaved call by call, none merged."""
 
+_PREVIEWS = "\nPictures can be seen on the way (`partial_images`) with every family of pictures{exceptions}."
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
@@ -63,6 +65,8 @@ def _text(families: Sequence[Family], with_pipelines: bool) -> Iterator[str]:
 
 def _markdown(families: Sequence[Family]) -> Iterator[str]:
     yield _INTRODUCTION
+    blind = [f"`{f.name}` ({f.no_previews})" for f in families if f.modality == "image" and f.no_previews]
+    yield _PREVIEWS.format(exceptions=f" but {', '.join(blind)}" if blind else "")
     for modality, title in _SECTIONS.items():
         yield f"\n## {title}\n"
         yield _row(_MARKDOWN_HEADINGS)

@@ -27,6 +27,7 @@ class CallOwner:
     """Whoever makes calls and is resumed with their results: a session."""
 
     request_id: str
+    company: str = "outputs"  # its calls run together with those of owners in the same company only
     failure: BaseException | None = None  # what a call of its raised
     random: RandomState  # of the default generators; a component that draws from them draws from the caller's
 
@@ -37,6 +38,22 @@ class CallOwner:
     def spent(self, call: Call, seconds: Seconds) -> None:
         """A run that answered `call` took this long."""
         raise NotImplementedError
+
+
+class Tap:
+    """Looks on at the calls of a session, and may answer them."""
+
+    company = CallOwner.company
+
+    def attach(self, pipeline: Any) -> None:
+        """Before the session begins; `pipeline` is its own copy."""
+
+    def answer(self, call: Call) -> tuple[Any] | None:
+        """The result in place of a run of `call`, in a tuple of one; None: it is to be run."""
+        return None
+
+    def note(self, call: Call, result: Any) -> None:
+        """`call` has returned `result` to the pipeline; its tensors may still be deferred."""
 
 
 @dataclass(eq=False)

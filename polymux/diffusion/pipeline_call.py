@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from polymux.diffusion.media_arguments import RATES, SOUNDS, media_arguments
+from polymux.diffusion.preview import no_previews
 from polymux.diffusion.rates import UNKNOWN_SOUND, SoundShape, fps_of
 from polymux.errors import InvalidRequestError
 from polymux.families import family_of
@@ -66,6 +67,8 @@ OWN_BEGINNINGS = (
     "pooled_prompt",
     "negative_pooled",
 )
+REPLAY_STEPS = 2  # some pipelines give a single step another meaning
+
 OUTPUTS: dict[Modality, tuple[str, ...]] = {
     "image": ("images", "image"),
     "video": ("frames", "videos", "video"),
@@ -130,6 +133,9 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         for n in shape.accepted
         if is_for_requests(n) and n != family.area and not any(n in names for names in FIELDS.values())
     ]
+    hindrance = no_previews(pipeline, family)
+    if hindrance is not None:
+        refused["partial_images"] = hindrance
     return Capabilities(
         family=family.name if family.pipelines else None,
         pipeline=type(pipeline).__name__,
@@ -145,6 +151,7 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         fps=fps_of(pipeline, family),
         sample_rate=SoundShape.of(pipeline).sample_rate,
         refused=refused,
+        previews=hindrance is None,
         alpha=family.alpha,
         picture_sized=family.picture_sized,
         variations=family.variations,
@@ -223,6 +230,16 @@ def call_arguments(
     if shape.modular:
         values["output"] = list(shape.results)
     return values
+
+
+def replay_arguments(arguments: dict[str, Any], shape: CallShape) -> dict[str, Any]:
+    """The arguments for a call whose results do not matter until its last step: as few steps as will do, a picture."""
+    changes: dict[str, Any] = {"output_type": "pil"} if shape.takes("output_type") else {}
+    if shape.takes("num_inference_steps") and not shape.takes("strength"):  # which leaves out a share of the steps
+        schedules = {n: arguments[n][-REPLAY_STEPS:] for n in ("sigmas", "timesteps") if arguments.get(n) is not None}
+        changes |= schedules
+        changes["num_inference_steps"] = min([REPLAY_STEPS, *map(len, schedules.values())])
+    return arguments | changes
 
 
 def _output_type(params: OmniDiffusionSamplingParams, family: Family) -> str:

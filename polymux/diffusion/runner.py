@@ -99,7 +99,7 @@ class Runner:
                 call.fail(OutOfMemoryError(f"{name}: this request alone does not fit in memory: {error}"))
                 self._free()
             else:
-                log.warning("%s failed with %s\n%s", name, type(error).__name__, where)
+                log.info("%s failed with %s\n%s", name, type(error).__name__, where)
                 call.fail(error)
 
     def _run(self, calls: Sequence[Call], arguments: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ import torch
 from diffusers import SchedulerMixin
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from polymux.diffusion.call import Call, CallOwner, Phase, TorchState, tensors_in
+from polymux.diffusion.call import Call, CallOwner, Phase, Tap, TorchState, tensors_in
 from polymux.diffusion.component import Component, SessionGreenlet
 from polymux.diffusion.deferred import Deferred, deferrable, promise, specs_of
 from polymux.diffusion.precision import Weights
@@ -71,6 +71,7 @@ class Session(CallOwner):
     seed: int
     settings: SessionSettings
     steps: StepCounter = field(default_factory=StepCounter)
+    tap: Tap = field(default_factory=Tap)
     waiting: list[Call] = field(default_factory=list)  # made since the last suspension, not yet in the engine's queue
     result: Any = None
     error: BaseException | None = None
@@ -87,10 +88,12 @@ class Session(CallOwner):
         def body() -> None:
             own = own_copy(pipeline)
             count_steps(own, self.steps)
+            self.tap.attach(own)
             self.result = run(own)
 
         self.coroutine = Coroutine(body, getcurrent())
         self.coroutine.handler = self._on_call
+        self.company = self.tap.company
         self.random = RandomState.seeded(self.settings.device, self.seed)
         self.torch_state = TorchState.now(self.settings.device.type)
 
@@ -124,6 +127,7 @@ class Session(CallOwner):
         if not self.finished:
             self._switch(GreenletExit())
         self.coroutine = self.blocked_on = self.error = self.failure = None
+        self.tap = Tap()
         self.waiting.clear()
 
     def _switch(self, exception: BaseException | None) -> None:
@@ -165,8 +169,18 @@ class Session(CallOwner):
         arguments = settled(component.bind(method, args, kwargs))
         state = TorchState.now(self.settings.device.type)
         call = Call(self, component, method, arguments, state, component.weights.cast_to)
+        known = self.tap.answer(call)
+        if known is not None:
+            return known[0]
+        result = self._result_of(call)
+        self.tap.note(call, result)
+        return result
+
+    def _result_of(self, call: Call) -> Any:
+        """Have it run; suspends the session now, or when the result is needed."""
+        component = call.component
         if call.phase == "decode":
-            check_finite(arguments, f"the latents that {component.name} is to decode")
+            check_finite(call.arguments, f"the latents that {component.name} is to decode")
         self.waiting.append(call)
         if not self._may_defer(call):
             self.wait_for(call)

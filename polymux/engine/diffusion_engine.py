@@ -19,19 +19,20 @@ from polymux.diffusion.call import Call
 from polymux.diffusion.component import Component
 from polymux.diffusion.merging import Merger
 from polymux.diffusion.outputs import RawOutput, media_of, raw_output
-from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe
+from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe, replay_arguments
+from polymux.diffusion.preview import Replay, Watch
 from polymux.diffusion.rates import SoundShape
-from polymux.diffusion.runner import InPlace, Runner, is_out_of_memory
+from polymux.diffusion.runner import InPlace, Runner
 from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
 from polymux.diffusion.step_scheduler import StepScheduler
 from polymux.diffusion.tracebacks import drop_frames
 from polymux.engine.device import resolve_device
+from polymux.engine.failure import as_polymux_error
 from polymux.engine.job import Job, randomness_of
 from polymux.engine.model import Model
-from polymux.engine.outbound import WINDOW, Outbound, OutputThread
+from polymux.engine.outbound import Outbound, OutputThread
 from polymux.engine.warmup import warmup_requests
 from polymux.errors import (
-    GenerationError,
     InvalidRequestError,
     NotReadyError,
     OutOfMemoryError,
@@ -41,7 +42,7 @@ from polymux.errors import (
 )
 from polymux.memory.measure import device_bytes, release, resident_bytes, used_bytes
 from polymux.memory.residency import Residency
-from polymux.request import Capabilities, Event, Failed, Finished, OutputChunk, Request, StageStats
+from polymux.request import Capabilities, Event, Failed, OutputChunk, Preview, Request, StageStats
 from polymux.validation import validate
 
 log = logging.getLogger(__name__)
@@ -170,12 +171,8 @@ class DiffusionEngine:
     @torch.no_grad()
     def step(self) -> list[Event]:
         self._admit()
-        for session in [s for job in self.jobs.values() for s in job.sessions.values()]:
-            while session.ready:
-                session.resume()
-                self.scheduler.submit(session.take_calls())
-            if session.finished:
-                self._ended(session)
+        for session in [s for job in self.jobs.values() for s in (*job.previews.values(), *job.sessions.values())]:
+            self._advance(session)
         group = self.scheduler.next_group()
         try:
             self.runner.execute(group)
@@ -186,6 +183,15 @@ class DiffusionEngine:
             self._report(job)
         events, self.events = self.events, []
         return events
+
+    def _advance(self, session: Session) -> None:
+        """Run a session until it waits for a call or has ended."""
+        while session.ready:
+            session.resume()
+            self._preview(session)  # its call goes before what the session waits for now
+            self.scheduler.submit(session.take_calls())
+        if session.finished:
+            self._ended(session)
 
     def warm_up(self) -> None:
         """Make one small generation. Raises what it raised."""
@@ -275,39 +281,62 @@ class DiffusionEngine:
         source = job.randomness[index]
         seed = source.seed if source.seed is not None else source.generator.initial_seed()
         session = Session(job.request.request_id, index, seed, self.settings)
+        if job.request.partial_images:
+            session.tap = Watch(session.steps, job.request.partial_images, self.device)
         session.open(self.pipeline, lambda own: self._generate(own, job, index))
         job.opened += 1
         job.started = job.started or time.perf_counter()
         job.sessions[index] = session
 
-    def _generate(self, pipeline: Any, job: Job, index: int) -> RawOutput:
-        """In the session's coroutine: call the pipeline."""
+    def _arguments(self, job: Job, generator: torch.Generator) -> dict[str, Any]:
         asked = call_arguments(job.request, self.shape, self.family, self.sound)
         arguments = self.config.model.diffusers_call_kwargs | asked
-        if self.shape.takes("generator"):
-            arguments["generator"] = job.randomness[index].generator
+        return arguments | ({"generator": generator} if self.shape.takes("generator") else {})
+
+    def _generate(self, pipeline: Any, job: Job, index: int) -> RawOutput:
+        """In the session's coroutine: call the pipeline."""
+        arguments = self._arguments(job, job.randomness[index].generator)
         as_pictures, tensors = job.request.params.output_type == "pil", arguments.get("output_type") == "pt"
         return raw_output(pipeline(**arguments), self.family.modality, as_pictures, tensors)
+
+    def _preview(self, session: Session) -> None:
+        """Begin to make a picture of what `session` predicts, unless the one before is not done."""
+        if not isinstance(session.tap, Watch):
+            return
+        prediction, job = session.tap.take(), self.jobs[session.request_id]
+        if prediction is None or session.finished or session.index in job.previews:
+            return
+        arguments = replay_arguments(self._arguments(job, job.randomness[session.index].again()), self.shape)
+        preview = Session(session.request_id, session.index, session.seed, self.settings, tap=Replay(prediction))
+        preview.open(self.pipeline, lambda own: media_of(raw_output(own(**arguments), self.family.modality, True)))
+        job.previews[session.index] = preview
+        self._advance(preview)
+
+    def _previewed(self, job: Job, preview: Session) -> None:
+        """A preview is done; that one could not be made is no fault of the request's."""
+        assert isinstance(preview.tap, Replay)
+        if preview.error is not None:
+            log.warning("no preview: %s\n%s", type(preview.error).__name__, preview.where)
+        else:
+            step, media = preview.tap.prediction.step, preview.result
+            self.events.append(Preview(job.request.request_id, preview.index, step, media))
+        self._close(job, preview)
 
     def _ended(self, session: Session) -> None:
         job = self.jobs.get(session.request_id)
         if job is None:  # another output of the same request has failed and ended it
+            return
+        if session.company == Replay.company:
+            if job.previews.get(session.index) is session:  # else its output was done before it
+                self._previewed(job, session)
             return
         if session.error is not None:
             self._fail(job, as_polymux_error(session.error, session.where, computing=session.computing))
             return
         self._close(job, session)
         raw, session.result = session.result, None
-        if self.family.modality != "image":
-            job.outbound[session.index] = self.outputs.send(session.request_id, session.index, raw)
-            return
-        try:
-            job.outputs[session.index] = media_of(raw)
-        except PolymuxError as error:
-            self._fail(job, error)
-            return
-        if job.complete:
-            self._finish(job)
+        at_once = self.family.modality == "image"  # those are on the host already
+        job.outbound[session.index] = self.outputs.send(session.request_id, session.index, raw, at_once)
 
     def _deliver(self, idle: bool) -> None:
         """Hand out what has come to the host of outputs. `idle`: there was nothing to run; then wait a moment."""
@@ -320,9 +349,7 @@ class DiffusionEngine:
             job = self.jobs.get(outbound.request_id)
             if job is None:  # another output of the same request has failed and ended it
                 continue
-            while outbound.chunks and job.under_way < WINDOW:
-                self.events.append(outbound.chunks.popleft())
-                job.under_way += 1
+            self.events += job.chunks_of(outbound)
             if outbound.empty:
                 self._delivered(job, outbound)
 
@@ -337,28 +364,26 @@ class DiffusionEngine:
             self._finish(job)
 
     def _close(self, job: Job, session: Session) -> None:
+        """Of an output or a preview. The preview of an output ends with it."""
         self.scheduler.forget(session)
         session.cancel()
         before = dict(job.seconds)
-        job.close(session)
-        self.totals["steps"] += session.steps.done
+        if session.company == Replay.company:
+            job.close_preview(session)
+        else:
+            job.close(session)
+            self.totals["steps"] += session.steps.done
+            if session.index in job.previews:
+                self._close(job, job.previews[session.index])
         for phase, seconds in job.seconds.items():
             self.totals[phase] += seconds - before.get(phase, 0.0)
 
     def _finish(self, job: Job) -> None:
         del self.jobs[job.request.request_id]
         self._report(job)
-        self.events.append(
-            Finished(
-                request_id=job.request.request_id,
-                modality=self.family.modality,
-                outputs=[job.outputs[i] for i in range(job.count)],
-                seeds=[r.seed for r in job.randomness],
-                metrics=job.metrics(),
-                fps=job.request.params.fps or self.described.fps if self.family.modality == "video" else None,
-                sample_rate=self.described.sample_rate,
-            )
-        )
+        made = self.family.modality
+        fps = job.request.params.fps or self.described.fps if made == "video" else None
+        self.events.append(job.finished(made, fps, self.described.sample_rate))
 
     def _report(self, job: Job) -> None:
         progress = job.progress()
@@ -372,20 +397,3 @@ class DiffusionEngine:
         for outbound in job.outbound.values():
             outbound.drop()
         self.events.append(Failed(job.request.request_id, error.info()))
-
-
-def as_polymux_error(error: BaseException, where: str, computing: bool) -> PolymuxError:
-    """What a pipeline raised, in the terms of this project.
-
-    Before it computes, a pipeline does little but look at its arguments: that a value or a type is wrong there is the
-    request's fault.
-    """
-    if isinstance(error, PolymuxError):
-        return error
-    if is_out_of_memory(error):
-        return OutOfMemoryError(f"this request does not fit in memory: {error}")
-    if not computing and isinstance(error, (ValueError, TypeError, NotImplementedError, ArithmeticError)):
-        return InvalidRequestError(f"the pipeline refuses the request: {error}")
-    # The message may quote the prompt, which has no place in a log.
-    log.warning("a request failed with %s\n%s", type(error).__name__, where)
-    return GenerationError(f"the model failed: {type(error).__name__}: {error}")

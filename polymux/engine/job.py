@@ -11,9 +11,9 @@ import torch
 
 from polymux.diffusion.call import Phase
 from polymux.diffusion.session import Session
-from polymux.engine.outbound import Outbound
+from polymux.engine.outbound import WINDOW, Outbound
 from polymux.errors import InvalidRequestError
-from polymux.request import Media, Progress, Request, RequestMetrics
+from polymux.request import Finished, Media, Modality, OutputChunk, Progress, Request, RequestMetrics
 from polymux.validation import SEEDS
 
 
@@ -23,6 +23,10 @@ class Randomness:
 
     seed: int | None
     generator: torch.Generator
+
+    def again(self) -> torch.Generator:
+        """A generator as this one was, if it began with a seed."""
+        return torch.Generator().manual_seed(self.generator.initial_seed())
 
 
 def randomness_of(request: Request) -> list[Randomness]:
@@ -59,6 +63,7 @@ class Job:
     sessions: dict[int, Session] = field(default_factory=dict)
     outbound: dict[int, Outbound] = field(default_factory=dict)  # outputs that are made, and not yet out
     under_way: int = 0  # chunks that are out, and not yet used up
+    previews: dict[int, Session] = field(default_factory=dict)  # in the works, by output; at most one each
     outputs: dict[int, list[Media]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # by phase, of sessions that have ended
     steps_done: int = 0  # likewise
@@ -76,11 +81,19 @@ class Job:
 
     def close(self, session: Session) -> None:
         """Take over what an ended session has cost."""
-        for phase, seconds in session.spans:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds()
+        self._take_seconds(session)
         self.steps_done += session.steps.done
         self.steps_total += session.steps.total
         self.sessions.pop(session.index, None)
+
+    def close_preview(self, preview: Session) -> None:
+        """Likewise. Its steps are none of the output's."""
+        self._take_seconds(preview)
+        self.previews.pop(preview.index, None)
+
+    def _take_seconds(self, session: Session) -> None:
+        for phase, seconds in session.spans:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds()
 
     def metrics(self) -> RequestMetrics:
         now = time.perf_counter()
@@ -91,6 +104,24 @@ class Job:
             decode=self.seconds.get("decode", 0.0),
             total=now - self.arrived,
             steps=self.steps_done,
+        )
+
+    def chunks_of(self, outbound: Outbound) -> list[OutputChunk]:
+        """What may be sent now of an output; it counts as under way."""
+        chunks = outbound.take(WINDOW - self.under_way)
+        self.under_way += len(chunks)
+        return chunks
+
+    def finished(self, modality: Modality, fps: float | None, sample_rate: int | None) -> Finished:
+        """The end of a complete job."""
+        return Finished(
+            request_id=self.request.request_id,
+            modality=modality,
+            outputs=[self.outputs[i] for i in range(self.count)],
+            seeds=[r.seed for r in self.randomness],
+            metrics=self.metrics(),
+            fps=fps,
+            sample_rate=sample_rate,
         )
 
     def progress(self) -> Progress | None:

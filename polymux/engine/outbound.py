@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 import torch
 
 from polymux.diffusion.host_copy import HostCopy
-from polymux.diffusion.outputs import RawOutput
+from polymux.diffusion.outputs import RawOutput, media_of
 from polymux.request import ArrayData, Media, OutputChunk
 
 WINDOW = 4  # chunks of a request that may be under way
@@ -37,6 +37,9 @@ class Outbound:
             raise Dropped
         self.chunks.append(OutputChunk(self.request_id, self.output, medium, shape, start, rows))
 
+    def take(self, most: int) -> list[OutputChunk]:
+        return [self.chunks.popleft() for _ in range(min(most, len(self.chunks)))]
+
     @property
     def empty(self) -> bool:
         """Whether all chunks are taken, and `media` tells how it ended."""
@@ -55,9 +58,16 @@ class OutputThread:
         self._copy = HostCopy(device, chunk_bytes)
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outputs")
 
-    def send(self, request_id: str, output: int, raw: RawOutput) -> Outbound:
+    def send(self, request_id: str, output: int, raw: RawOutput, at_once: bool) -> Outbound:
+        """`at_once`: in this thread, and not in chunks."""
         outbound = Outbound(request_id, output)
-        outbound.media = self._pool.submit(self._job(raw, outbound))
+        if not at_once:
+            outbound.media = self._pool.submit(self._job(raw, outbound))
+            return outbound
+        try:
+            outbound.media.set_result(media_of(raw))
+        except Exception as error:  # told where all other outputs' ends are told
+            outbound.media.set_exception(error)
         return outbound
 
     def wait(self, outbounds: Iterable[Outbound], seconds: float) -> None:

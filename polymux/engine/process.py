@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from polymux.config import EngineConfig
+from polymux import logs
+from polymux.config import EngineConfig, LogConfig
 from polymux.engine.base import StageEngine
 from polymux.engine.channel import Channel
 from polymux.errors import ErrorInfo, GenerationError, PayloadTooLargeError, PolymuxError
@@ -40,7 +41,7 @@ def run(fd: int, make_engine: MakeEngine) -> int:
         Stage(channel, make_engine).run()
     except Exception as error:  # the border of the process: whatever it was, the parent must hear of it
         if not isinstance(error, PolymuxError):
-            log.exception("the stage cannot go on")
+            log.info("the stage cannot go on", exc_info=True)  # the parent says it, too, in a line
         channel.send(Fatal(_info(error)))
         return 1
     finally:
@@ -63,6 +64,7 @@ class Stage:
         start = self._channel.receive(block=True)
         if not isinstance(start, Start):
             raise TypeError(f"the first message is {type(start).__name__}, not Start")
+        logs.configure(start.config.log)
         engine = self._make_engine(start.config)
         if start.config.process.warmup:
             engine.warm_up()
@@ -101,7 +103,7 @@ class Stage:
             engine.add(request)
         except Exception as error:  # the engine holds nothing of the request, so nobody else is concerned
             if not isinstance(error, PolymuxError):
-                log.exception("request %s was not accepted", request.request_id)
+                log.info("request %s was not accepted", request.request_id, exc_info=True)
             self._channel.send(Failed(request.request_id, _info(error)))
 
     def _sleep(self, engine: StageEngine, level: int) -> None:
@@ -160,7 +162,7 @@ def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = _diff
     parser = argparse.ArgumentParser(prog="polymux.engine.process", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="file descriptor of the socket to the API process")
     fd = parser.parse_args(arguments).fd
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    logs.configure(LogConfig())
     faulthandler.enable()
     comm = Path("/proc/self/comm")
     if comm.exists():

@@ -55,6 +55,7 @@ class Family:
     alpha: pictures have an alpha channel: input pictures keep theirs, and output pictures come with one.
     picture_sized: the call takes no size, and the output is as large as the input picture.
     variations: with an empty prompt it makes variations of the input picture.
+    no_previews: why there can be no pictures of unfinished outputs, although the pipeline has all that it takes.
     warmup: arguments of the warm-up generation, where generic ones would not do.
     """
 
@@ -83,6 +84,7 @@ class Family:
     alpha: bool = False
     picture_sized: bool = False
     variations: bool = False
+    no_previews: str | None = None
     warmup: tuple[tuple[str, str | int | float | bool], ...] = ()
 
 
@@ -99,4 +101,5 @@ UNKNOWN = Family(
     merge=NOTHING,
     unmerged_because="no declaration: nothing proves that its calls may be merged",
     collect_guidance=False,
+    no_previews="no declaration: nothing proves that its unfinished outputs can be shown",
 )

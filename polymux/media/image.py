@@ -41,7 +41,7 @@ def encode(image: Image.Image, format: ImageFormat, quality: int | None = None) 
     if format == "png":
         image.save(target, "PNG")
     elif format == "jpeg":
-        _flat(image).save(target, "JPEG", quality=100 if quality is None else quality)
+        flat(image).save(target, "JPEG", quality=100 if quality is None else quality)
     else:
         image.save(target, "WEBP", quality=100 if quality is None else quality)
     return target.getvalue()
@@ -73,8 +73,8 @@ def decode(data: bytes, *, max_pixels: int, param: str = "image") -> Image.Image
         ) from None
 
 
-def _flat(image: Image.Image) -> Image.Image:
-    """RGB or grey, with transparent parts laid over white, for formats that know no transparency."""
+def flat(image: Image.Image) -> Image.Image:
+    """RGB or grey, with transparent parts laid over white, for whom knows no transparency."""
     if image.mode not in ("LA", "PA", "RGBA"):
         return image
     rgba = image.convert("RGBA")

@@ -24,7 +24,8 @@ from polymux.orchestrator.admission import admit
 from polymux.orchestrator.launch import MakeStage, RunningStage, destroy, launch, relaunch
 from polymux.orchestrator.stage_client import ProcessStage
 from polymux.orchestrator.tickets import Ticket, Tickets
-from polymux.request import Capabilities, Finished, OutputChunk, Progress, Request, StageStats
+from polymux.orchestrator.watchdog import Watchdog
+from polymux.request import Capabilities, Finished, News, OutputChunk, Request, StageStats
 
 log = logging.getLogger(__name__)
 
@@ -76,12 +77,12 @@ class Orchestrator:
             await asyncio.wait([self._keeper])
             raise self.reason or NotReadyError(_NOT_READY["dead"])
 
-    def generate(self, request: Request) -> AsyncGenerator[Progress | OutputChunk | Finished]:
-        """Progress, parts of the output, the rest of it. The request is sent, or refused, before this returns; leaving
-        early aborts it. Raises PolymuxError."""
+    def generate(self, request: Request) -> AsyncGenerator[News | Finished]:
+        """Progress, previews, parts of the output, the rest of it. The request is sent, or refused, before this
+        returns; leaving early aborts it. Raises PolymuxError."""
         return self._follow(self.submit(request))
 
-    async def _follow(self, ticket: Ticket) -> AsyncGenerator[Progress | OutputChunk | Finished]:
+    async def _follow(self, ticket: Ticket) -> AsyncGenerator[News | Finished]:
         try:
             async with contextlib.aclosing(ticket.events()) as events:
                 async for event in events:
@@ -96,7 +97,8 @@ class Orchestrator:
         """Send a request to the stage. Raises NotReadyError, InvalidRequestError, QueueFullError."""
         try:
             running = self.check_ready()
-            admit(request, running.capabilities, self.config, self._tickets.live)
+            wait = self._tickets.seconds_until_one_ends()
+            admit(request, running.capabilities, self.config, self._tickets.live, wait)
             if request.request_id in self._tickets:
                 message = f"request_id={request.request_id!r}: a request with this id is under way"
                 raise InvalidRequestError(message, param="request_id")
@@ -200,7 +202,11 @@ class Orchestrator:
         self._answer = asyncio.get_running_loop().create_future()
         self._running.stage.send(message)
         try:
-            return await self._answer
+            async with asyncio.timeout(self.config.process.stage_init_timeout):
+                return await self._answer
+        except TimeoutError:
+            self.kill()
+            raise StageDeadError("the model's process did not answer in time (--stage-init-timeout)") from None
         finally:
             self._answer = None
 
@@ -219,7 +225,7 @@ class Orchestrator:
             while self.status == "loading":
                 running = await start(self._make_stage, self.config)
                 self._take_over(running)
-                self.reason = await self._pump(running)
+                self.reason = await self._attend(running)
                 self._lose()
                 await destroy(running.stage)
                 if self.status == "loading":
@@ -245,10 +251,26 @@ class Orchestrator:
             self.status = "ready"
         self._settled.set()
 
-    async def _pump(self, running: RunningStage) -> PolymuxError | None:
+    async def _attend(self, running: RunningStage) -> PolymuxError | None:
+        """Returns when the stage has ended or hangs, with the reason; None if it was told to end."""
+        patience = self.config.process.stage_hang_timeout
+        watchdog = Watchdog(patience, lambda: len(self._tickets) > 0)
+        pump, hung = asyncio.create_task(self._pump(running, watchdog)), asyncio.create_task(watchdog.until_hung())
+        try:
+            await asyncio.wait((pump, hung), return_when=asyncio.FIRST_COMPLETED)
+            if pump.done():
+                return pump.result()
+            return StageDeadError(f"the stage gave no sign of progress for {patience:g} s (--stage-hang-timeout)")
+        finally:
+            pump.cancel()
+            hung.cancel()
+            await asyncio.gather(pump, hung, return_exceptions=True)
+
+    async def _pump(self, running: RunningStage, watchdog: Watchdog) -> PolymuxError | None:
         """Hand out what the stage says, until it ends. Returns why it ended; None if it was told to."""
         try:
             async for message in running.events:
+                watchdog.heard()
                 match message:
                     case Stats(stats):
                         self.metrics.stage_reported(stats)

@@ -7,28 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
 
 from polymux.errors import PolymuxError, RequestAbortedError, from_info
 from polymux.metrics import Metrics, Outcome, catalog
-from polymux.request import Event, Failed, Finished, OutputChunk, Progress
+from polymux.request import Event, Failed, Finished, News, OutputChunk, Preview, Progress
+
+RECENT = 32  # requests
 
 
 class Ticket:
-    """One request under way. Iterating gives its progress and parts of its output, and then the rest of it; an end
-    without output raises."""
+    """One request under way. Iterating gives what happens to it, and then its output; an end without output raises."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.admitted = time.monotonic()
-        self.started = False  # the stage works on it
+        self.started_at: float | None = None  # the stage works on it
         self.ended = False  # the consumer has its answer; the stage may still have to let go
-        self._events: asyncio.Queue[Progress | OutputChunk | Finished | PolymuxError] = asyncio.Queue()
+        self._events: asyncio.Queue[News | Finished | PolymuxError] = asyncio.Queue()
 
-    def put(self, event: Progress | OutputChunk | Finished | PolymuxError) -> None:
+    @property
+    def started(self) -> bool:
+        return self.started_at is not None
+
+    def put(self, event: News | Finished | PolymuxError) -> None:
         self._events.put_nowait(event)
 
-    async def events(self) -> AsyncGenerator[Progress | OutputChunk | Finished]:
+    async def events(self) -> AsyncGenerator[News | Finished]:
         while True:
             event = await self._events.get()
             if isinstance(event, PolymuxError):
@@ -44,10 +50,15 @@ class Tickets:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._tickets: dict[str, Ticket] = {}
+        self._recent: deque[float] = deque(maxlen=RECENT)  # seconds that the last ones ran
         self._none_live = asyncio.Event()
         self._none_live.set()
         metrics.watch(catalog.RUNNING, lambda: self.running)
         metrics.watch(catalog.WAITING, lambda: self.waiting)
+
+    def __len__(self) -> int:
+        """Requests that the stage holds."""
+        return len(self._tickets)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._tickets
@@ -65,6 +76,13 @@ class Tickets:
     def waiting(self) -> int:
         return sum(not (ticket.started or ticket.ended) for ticket in self._tickets.values())
 
+    def seconds_until_one_ends(self) -> float:
+        """An estimate, from how long the last ones ran and how old those are that run. 0: nothing is known."""
+        now = time.monotonic()
+        ages = [now - ticket.started_at for ticket in self._tickets.values() if ticket.started_at is not None]
+        means = [sum(seconds) / len(seconds) for seconds in (self._recent, ages) if seconds]
+        return max(means, default=0.0) / max(len(ages), 1)
+
     def open(self, request_id: str) -> Ticket:
         ticket = self._tickets[request_id] = Ticket(request_id)
         self._none_live.clear()
@@ -75,8 +93,9 @@ class Tickets:
         ticket = self._tickets.get(event.request_id)
         if ticket is None:
             return
-        if isinstance(event, (Progress, OutputChunk)):
-            ticket.started |= isinstance(event, OutputChunk) or event.phase != "queued"
+        if isinstance(event, (Progress, Preview, OutputChunk)):
+            if not ticket.started and not (isinstance(event, Progress) and event.phase == "queued"):
+                ticket.started_at = time.monotonic()
             if not ticket.ended:
                 ticket.put(event)
             return
@@ -109,7 +128,9 @@ class Tickets:
         ticket.ended = True
         ticket.put(how)
         if isinstance(how, Finished):
-            self._metrics.finished(how, time.monotonic() - ticket.admitted)
+            now = time.monotonic()
+            self._recent.append(now - (ticket.started_at or now))
+            self._metrics.finished(how, now - ticket.admitted)
         else:
             self._metrics.count(outcome_of(how))
         if self.live == 0:

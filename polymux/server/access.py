@@ -22,6 +22,10 @@ from polymux.errors import AuthenticationError, ForbiddenOriginError, PolymuxErr
 from polymux.server.errors import error_response
 
 OPEN = frozenset({"/", "/health", "/live", "/ready"})  # the page at / asks its user for a key
+OPEN_FOLDERS = (
+    "/playground/",  # what that page consists of
+    "/v1/files/images/",  # the name of a picture is as good as a key, and an <img> sends none
+)
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -47,7 +51,8 @@ class Access:
         headers = Headers(scope=scope)
         if not self._keys:
             return None if scope["method"] in SAFE_METHODS else self._foreign(headers)
-        if scope["path"] in self._open and scope["method"] in SAFE_METHODS:
+        path = scope["path"]
+        if (path in self._open or path.startswith(OPEN_FOLDERS)) and scope["method"] in SAFE_METHODS:
             return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from polymux.server import audio, errors, health, images, models, sleep, videos
+from polymux.server import audio, chat, errors, files, health, images, models, playground, sleep, videos
 from polymux.server.access import Access, Cors
 from polymux.server.body import BodyLimit
 from polymux.server.http_metrics import CountRequests
@@ -31,7 +31,7 @@ def build_api(state: ServerState) -> FastAPI:
     app = FastAPI(
         title="polymux", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False
     )  # their pages load foreign scripts
-    for module in (images, videos, audio, models, sleep, health):
+    for module in (images, files, chat, videos, audio, models, sleep, health, playground):
         app.include_router(module.routes(state))
     errors.install(app)
     return app

@@ -24,6 +24,7 @@ from polymux.errors import (
     PolymuxError,
     ReceiveTimeoutError,
 )
+from polymux.server.deadline import set_deadline
 from polymux.server.errors import error_body, error_headers, from_validation
 from polymux.server.json_guard import check_json
 
@@ -72,8 +73,10 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        error = _wrong_headers(Headers(scope=scope), self.limits.max_body_bytes)
-        if error is not None:
+        try:
+            _check_headers(Headers(scope=scope), self.limits.max_body_bytes)
+            set_deadline(scope, self.limits.request_timeout)
+        except PolymuxError as error:
             await _refuse(error, receive, send)
             return
         scope.setdefault("state", {})["limits"] = self.limits
@@ -152,17 +155,16 @@ class _CountedBody:
         return error
 
 
-def _wrong_headers(headers: Headers, limit: int) -> PolymuxError | None:
-    """Why a body is not even read."""
+def _check_headers(headers: Headers, limit: int) -> None:
+    """Raises the reason why a body is not even read."""
     declared = headers.get("content-length", "0")
     if "content-length" in headers and "transfer-encoding" in headers:  # who is in front may have believed the other
-        return BadHttpError("Content-Length and Transfer-Encoding exclude each other")
+        raise BadHttpError("Content-Length and Transfer-Encoding exclude each other")
     if not declared.isdecimal() or int(declared) > limit:
-        return _too_large(limit)
+        raise _too_large(limit)
     encoding = headers.get("content-encoding", "identity").lower()
     if encoding != "identity":
-        return MediaTypeError(f"Content-Encoding {encoding[:80]!r}: bodies are read as they are, without compression")
-    return None
+        raise MediaTypeError(f"Content-Encoding {encoding[:80]!r}: bodies are read as they are, without compression")
 
 
 async def _refuse(error: PolymuxError, receive: Receive, send: Send) -> None:

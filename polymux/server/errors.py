@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from polymux.errors import AuthenticationError, InvalidRequestError, PolymuxError, RequestAbortedError
-from polymux.server.protocol import ErrorDetail, ErrorResponse
+from polymux.server.protocol import UNION_TAG, ErrorDetail, ErrorResponse
 
 _PATH = re.compile(r"""(?<=['"])~?/[^'"]*|(?<![\w.])~?/[^\s'",;:()]+""")
 _HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
@@ -60,8 +60,16 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def from_validation(error: ValidationError, model: type[BaseModel]) -> InvalidRequestError:
     """The first fault that pydantic found in a JSON body, in our words: field, value, what is allowed."""
     fault = error.errors(include_url=False)[0]
-    param = ".".join(str(part) for part in fault["loc"]) or None
+    param = ".".join(_path(fault)) or None
     return InvalidRequestError(_message(fault, param, model), param=param)
+
+
+def _path(fault: ErrorDetails) -> list[str]:
+    """Where the fault is, as the client wrote it."""
+    *parts, last = map(str, fault["loc"] or ("",))
+    kept = [part for part in parts if not part.startswith(UNION_TAG)]
+    is_tag = last.startswith(UNION_TAG) and fault["type"] != "extra_forbidden"
+    return kept if is_tag or not last else [*kept, last]
 
 
 def _message(fault: ErrorDetails, param: str | None, model: type[BaseModel]) -> str:
@@ -72,10 +80,11 @@ def _message(fault: ErrorDetails, param: str | None, model: type[BaseModel]) -> 
         case "missing":
             return f"{param} is missing"
         case "extra_forbidden":
-            return f"unknown field {reprlib.repr(param)}; known are {', '.join(model.model_fields)}"
+            known = f"; known are {', '.join(model.model_fields)}" if len(fault["loc"]) == 1 else ""
+            return f"unknown field {reprlib.repr(param)}{known}"
         case _ if param is None:
             return f"the body must be {reason}"
-        case "size":
+        case "size" | "reference" | "value":
             return f"{param}={reprlib.repr(fault['input'])}: {reason}"
     return f"{param}={reprlib.repr(fault['input'])}: must be {reason}"
 

@@ -1,4 +1,4 @@
-"""One generation on behalf of one connection: it ends when the client leaves.
+"""One generation on behalf of one connection: it ends when the client leaves, or when its time is over.
 
 One way for the plain answer and for streams: `events`. Knows neither what is generated nor how the answer looks.
 """
@@ -14,24 +14,26 @@ from typing import TypeVar
 from fastapi import Request
 
 from polymux.errors import GenerationError, RequestAbortedError
-from polymux.omni_output import OmniRequestOutput
+from polymux.omni_output import OmniPreview, OmniRequestOutput
 from polymux.prompts import Prompt
 from polymux.request import OmniDiffusionSamplingParams, Progress
+from polymux.server.deadline import deadline_of, exceeded
 from polymux.server.state import Generator
 
 T = TypeVar("T")
 
 
 def events(
-    omni: Generator, request: Request, prompt: Prompt, params: OmniDiffusionSamplingParams
-) -> AsyncGenerator[Progress | OmniRequestOutput]:
-    """Progress, and then the output. Raises what the generator raises, and RequestAbortedError if the client left.
+    omni: Generator, request: Request, prompt: Prompt, params: OmniDiffusionSamplingParams, partial_images: int = 0
+) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
+    """What the generator tells, and then the output. Raises what it raises, RequestAbortedError if the client left, and
+    DeadlineExceededError if its time was over.
 
     Close it, and the request is aborted in the engine.
     """
     # Clients may send the same x-request-id twice at once; the engine's ids are unique.
     engine_id = f"{request.state.request_id}-{uuid.uuid4().hex[:8]}"
-    return while_connected(request, omni.generate(prompt, params, request_id=engine_id))
+    return while_connected(request, omni.generate(prompt, params, request_id=engine_id, partial_images=partial_images))
 
 
 async def generate(
@@ -46,15 +48,20 @@ async def generate(
 
 
 async def while_connected(request: Request, source: AsyncGenerator[T]) -> AsyncGenerator[T]:
-    """The items of `source`, which is closed at the end. Raises RequestAbortedError as soon as the client has left."""
+    """The items of `source`, which is closed at the end. Raises RequestAbortedError as soon as the client has left, and
+    DeadlineExceededError when the request's time is over."""
+    deadline, now = deadline_of(request), asyncio.get_running_loop().time
     gone = asyncio.create_task(_disconnected(request))
     item: asyncio.Future[T] | None = None
     try:
         while True:
             item = asyncio.ensure_future(anext(source))
-            await asyncio.wait((item, gone), return_when=asyncio.FIRST_COMPLETED)
+            left = None if deadline is None else max(0.0, deadline - now())
+            done, _ = await asyncio.wait((item, gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
                 raise RequestAbortedError("the client left")
+            if not done:
+                raise exceeded()
             try:
                 value = item.result()
             except StopAsyncIteration:

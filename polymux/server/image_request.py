@@ -10,6 +10,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal, Self
 
 from fastapi import Request
 
@@ -17,8 +18,10 @@ from polymux.errors import InvalidRequestError, PolymuxError
 from polymux.prompts import Prompt
 from polymux.request import Capabilities, OmniDiffusionSamplingParams
 from polymux.server.image_answer import Encoding
-from polymux.server.protocol import ImageFields, SamplingFields
+from polymux.server.protocol import ImageEditFields, ImageFields, ImageGenerationRequest, SamplingFields
 from polymux.server.state import ServerState
+
+StreamKind = Literal["image_generation", "image_edit"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,29 @@ class Words:
 
 
 @dataclass(frozen=True)
+class Streaming:
+    """How the answer comes in pieces."""
+
+    kind: StreamKind
+    partial_images: int
+    progress: bool
+
+    @classmethod
+    def of(cls, body: ImageGenerationRequest | ImageEditFields) -> Self | None:
+        """None for an answer in one piece. Raises InvalidRequestError for a choice that would have no effect."""
+        if not body.stream:
+            for name, value in (("partial_images", body.partial_images), ("stream_progress", body.stream_progress)):
+                if value:
+                    raise InvalidRequestError(f'{name}={value}: needs "stream": true', param=name)
+            return None
+        if body.response_format == "url":
+            why = 'a stream holds the pictures themselves; leave it out, or set it to "b64_json"'
+            raise InvalidRequestError(f"response_format='url': {why}", param="response_format")
+        kind: StreamKind = "image_edit" if isinstance(body, ImageEditFields) else "image_generation"
+        return cls(kind, body.partial_images or 0, bool(body.stream_progress))
+
+
+@dataclass(frozen=True)
 class ImageJob:
     """A request for pictures, ready for the engine, with what it takes to answer it."""
 
@@ -50,15 +76,22 @@ class ImageJob:
     params: OmniDiffusionSamplingParams
     encoding: Encoding
     words: Words
+    as_url: bool = False
+    streaming: Streaming | None = None
+
+
+def asked_size(size: str | None) -> tuple[int, int] | None:
+    """Width and height; None if the client leaves them open."""
+    if size in (None, "auto"):
+        return None
+    width, height = size.split("x")
+    return int(width), int(height)
 
 
 def sampling_params(
-    body: SamplingFields, *, size: tuple[int, int] | None = None, strength: float | None = None
+    body: SamplingFields, size: tuple[int, int] | None, *, strength: float | None = None
 ) -> OmniDiffusionSamplingParams:
-    """The engine's parameters. `size`: width and height in place of a size that the body leaves open."""
-    if body.size not in (None, "auto"):
-        width, height = body.size.split("x")
-        size = int(width), int(height)
+    """The engine's parameters. `size`: the body's, or what has become of it (`image_inputs.sized`)."""
     return OmniDiffusionSamplingParams(
         width=None if size is None else size[0],
         height=None if size is None else size[1],

@@ -36,6 +36,8 @@ class ModelAbilities(BaseModel):
     media: dict[str, int] = Field(description="media arguments, and how many items each takes")
     alpha: bool = Field(description="pictures have an alpha channel")
     variations: bool = Field(description="makes variations of a picture")
+    picture_sized: bool = Field(description="what comes out is as large as the picture that came in, or as size says")
+    previews: bool = Field(description="a stream may have partial_images; if not, `refused` says why")
     size_multiple: int = Field(description="width and height must be multiples of it")
     merges: bool = Field(description="whether requests are batched")
     dtype: str
@@ -99,6 +101,8 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         media=can.media,
         alpha=can.alpha,
         variations=can.variations,
+        picture_sized=can.picture_sized,
+        previews=can.previews,
         size_multiple=can.size_multiple,
         merges=can.merges,
         dtype=can.dtype,

@@ -14,11 +14,12 @@ from polymux.config import EngineConfig, ServerConfig, video_dir
 from polymux.errors import ModelNotFoundError
 from polymux.media.source import MediaLoader
 from polymux.metrics import Metrics
-from polymux.omni_output import OmniRequestOutput
+from polymux.omni_output import OmniPreview, OmniRequestOutput
 from polymux.orchestrator.orchestrator import Status
 from polymux.prompts import Prompt
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, OutputChunk, Progress
 from polymux.server.http_metrics import HttpMetrics
+from polymux.server.image_store import ImageStore
 from polymux.server.video_jobs import VideoJobs
 
 
@@ -50,9 +51,15 @@ class Generator(Protocol):
         ...
 
     def generate(
-        self, prompt: Prompt, sampling_params: OmniDiffusionSamplingParams, *, request_id: str | None = None
-    ) -> AsyncGenerator[Progress | OmniRequestOutput]:
-        """Progress, and then the output. Leaving early aborts the request. Raises PolymuxError."""
+        self,
+        prompt: Prompt,
+        sampling_params: OmniDiffusionSamplingParams,
+        *,
+        request_id: str | None = None,
+        partial_images: int = 0,
+    ) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
+        """Progress, up to `partial_images` previews of each picture, and then the output. Leaving early aborts the
+        request. Raises PolymuxError."""
         ...
 
     def stream(
@@ -74,6 +81,7 @@ class ServerState:
         self.omni = omni
         self.config = config
         self.media = MediaLoader(config.media)
+        self.image_files = ImageStore(config.files)
         self.videos = VideoJobs(omni, config.video, video_dir(config))
         self.http_metrics = HttpMetrics()
         self.created = int(time.time())

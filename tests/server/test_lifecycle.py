@@ -86,14 +86,17 @@ def test_restart_stages(tmp_path: Path) -> None:
         before = server.post(BASE).json()["data"]
         clients = occupy(pool, server)
         (stage,) = server.stages()
+        steps = server.steps()
         stage.kill()
         for client in clients:
             assert client.result(timeout=5).status_code == 503
         assert server.health() == 503
         assert server.post(BASE).status_code == 503
+        assert server.steps() >= steps and server.metrics()["polymux:stage_ready"] == 0
         server.wait_ready()
         assert server.post(BASE).json()["data"] == before
         assert server.metrics()["polymux:stage_restarts_total"] == 1
+        assert server.steps() >= steps + BASE["num_inference_steps"], "a counter went back"
         assert server.outcomes() == {"completed": 2, "failed": 3, "aborted": 0, "refused": 1}
         assert (server.running(), server.waiting()) == (0, 0)
         assert len(server.stages()) == 1

@@ -24,7 +24,7 @@ from polymux.families import all_families
 LAYERS = (
     ("__init__", "testing"),
     ("cli",),
-    ("server",),
+    ("server", "bench"),
     ("omni", "omni_output", "prompts", "loop_thread"),
     ("orchestrator",),
     ("engine",),
@@ -37,7 +37,7 @@ LAYERS = (
 RANK = {unit: rank for rank, row in enumerate(LAYERS) for unit in row}
 
 # They run in the API process; of the engine, only the modules at its border are imported there.
-WITHOUT_TORCH = {"cli", "server", *LAYERS[3], "orchestrator", *LAYERS[9], *LAYERS[10]}
+WITHOUT_TORCH = {"cli", *LAYERS[2], *LAYERS[3], "orchestrator", *LAYERS[9], *LAYERS[10]}
 TENSORS = ("torch", "diffusers", "transformers", "greenlet")
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from source_tree import ROOT
 
-from polymux.cli import generate, models, serve
+from polymux.cli import bench, generate, models, serve
 from polymux.cli.flags import Parser, flag_of
 from polymux.cli.main import main
 from polymux.config import EngineConfig, ServerConfig
@@ -60,6 +60,7 @@ def test_every_flag_is_documented_and_no_other() -> None:
     assert documented["## polymux generate"] | shared == flags_of(generate)
     assert documented["## polymux serve"] | shared == flags_of(serve)
     assert documented["## polymux models"] == flags_of(models)
+    assert documented["## polymux bench"] == flags_of(bench)
 
 
 def rows_of_flags(text: str) -> set[str]:
@@ -71,7 +72,7 @@ def rows_of_flags(text: str) -> set[str]:
 def test_every_flag_that_is_named_exists(name: str) -> None:
     (file,) = [p for p in PAGES if p.name == name]
     named = {w for span in code(file.read_text(encoding="utf-8")) for w in re.findall(r"^--[a-z][a-z0-9-]*", span)}
-    known = flags_of(generate) | flags_of(serve) | flags_of(models) | {"--help", "--version"}
+    known = flags_of(generate) | flags_of(serve) | flags_of(models) | flags_of(bench) | {"--help", "--version"}
     foreign = {"--no-deps"} | (foreign_flags() if name == "differences.md" else set())
     assert named <= known | foreign
 

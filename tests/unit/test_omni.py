@@ -373,7 +373,7 @@ def test_outputs_of_every_kind() -> None:
 
 
 def test_public_names_without_torch() -> None:
-    assert set(polymux.__all__) <= set(dir(polymux)) | {"AsyncOmni", "Omni", "OmniRequestOutput"}
+    assert set(polymux.__all__) <= set(dir(polymux)) | {"AsyncOmni", "Omni", "OmniPreview", "OmniRequestOutput"}
     assert polymux.Omni is Omni
     assert polymux.OmniRequestOutput is OmniRequestOutput
     with pytest.raises(AttributeError):

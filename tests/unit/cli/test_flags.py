@@ -32,7 +32,7 @@ def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
         kind = int if kind is int else float
         value = kind((f.default or 0) + 1)
     elif kind is str:
-        value = "another"
+        value = "https://another.example" if f.name == "public_url" else "another"
     elif f.name == "cors_allow_origins":
         return [flag, "https://a.example", "null"], ("https://a.example", "null")
     elif kind == tuple[str, ...]:
@@ -179,3 +179,39 @@ def test_lists_may_be_given_in_parts() -> None:
     words = ["m", "--api-key", "a", "b", "--api-key", "c"]
     _, server = serve.configs(parser_of(serve).parse(words))
     assert server.access.api_key == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (["--port", "1", "--port", "2"], ["--port"]),
+        (["--port", "1", "--port=1"], ["--port"]),
+        (["--max-queue", "1", "--port", "1", "--max-queue", "2"], ["--max-queue"]),
+        (["--warmup", "--no-warmup"], ["--warmup", "--no-warmup"]),
+        (["--restart-stages", "--restart-stages"], ["--restart-stages"]),
+        (
+            ["--disable-multithread-weight-load", "--disable-multithread-weight-load"],
+            ["--disable-multithread-weight-load"],
+        ),
+        (["--dlo-use-allgather", "--dlo-no-use-allgather"], ["--dlo-use-allgather", "--dlo-no-use-allgather"]),
+        (["--diffusers-load-kwargs", "{}", "--diffusers-load-kwargs", "{}"], ["--diffusers-load-kwargs"]),
+    ],
+)
+def test_a_flag_that_is_given_twice_is_refused(
+    words: list[str], flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parser_of(serve).parse(["m", *words])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == f"polymux: error: argument {' and '.join(flags)}: given twice\n"
+
+
+def test_two_names_of_one_flag_are_one_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser_of(generate).parse(["--prompt", "p", "--steps", "1", "--num-inference-steps", "2"])
+    assert "--steps and --num-inference-steps: given twice" in capsys.readouterr().err
+
+
+def test_flags_that_collect_may_be_given_again() -> None:
+    arguments = parser_of(generate).parse(["--prompt", "p", "--image", "a.png", "--image", "b.png"])
+    assert arguments.image == ["a.png", "b.png"]

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from polymux.config import EngineConfig
 from polymux.errors import (
     GenerationError,
     InvalidRequestError,
     NotReadyError,
     PolymuxError,
+    QueueFullError,
     RequestAbortedError,
     StageDeadError,
 )
 from polymux.metrics import Metrics
+from polymux.orchestrator.admission import admit
 from polymux.orchestrator.tickets import Ticket, Tickets, outcome_of
-from polymux.request import Failed, Finished, Progress, RequestMetrics
+from polymux.request import Capabilities, Failed, Finished, Progress, Request, RequestMetrics
+
+CAPABILITIES = Capabilities(
+    family=None, pipeline="P", modality="image", arguments=("prompt",), required=("prompt",), media={}
+)
 
 
 def finished(request_id: str) -> Finished:
@@ -142,3 +150,32 @@ def test_waiting_for_none() -> None:
         await asyncio.wait_for(waiting, 5)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.0, 1), (0.2, 1), (7.1, 8), (60.0, 60), (1e9, 60)])
+def test_a_full_queue_says_when_to_come_again(seconds: float, told: int) -> None:
+    config = EngineConfig.from_flat(model="m", max_num_seqs=1, max_queue=0)
+    with pytest.raises(QueueFullError) as caught:
+        admit(Request(request_id="1", prompt="a"), CAPABILITIES, config, 1, seconds)
+    assert caught.value.retry_after_s == told
+
+
+def test_the_estimate_follows_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    tickets = Tickets(Metrics("m"))
+    assert tickets.seconds_until_one_ends() == 0  # nothing is known
+    for name in "ab":
+        tickets.open(name)
+        tickets.deliver(Progress(name, "denoise", 1, 9))
+    now += 10
+    assert tickets.seconds_until_one_ends() == 10 / 2  # two run, for ten seconds already
+    tickets.deliver(finished("a"))
+    tickets.deliver(finished("b"))
+    assert tickets.seconds_until_one_ends() == 10  # one that starts now takes about as long
+    for name in "cdef":
+        tickets.open(name)
+        tickets.deliver(Progress(name, "denoise", 1, 9))
+    tickets.open("waits")
+    tickets.deliver(Progress("waits", "queued", 0, 0))
+    assert tickets.seconds_until_one_ends() == 10 / 4

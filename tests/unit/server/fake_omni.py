@@ -12,7 +12,7 @@ from PIL import Image
 from polymux.config import EngineConfig, ServerConfig, build
 from polymux.errors import NotReadyError, PolymuxError
 from polymux.metrics import Metrics
-from polymux.omni_output import OmniRequestOutput
+from polymux.omni_output import OmniPreview, OmniRequestOutput
 from polymux.orchestrator.orchestrator import Status
 from polymux.prompts import Prompt, request_of
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress, Request
@@ -58,15 +58,28 @@ class FakeOmni:
         self.status = "ready"
 
     async def generate(
-        self, prompt: Prompt, sampling_params: OmniDiffusionSamplingParams, *, request_id: str | None = None
-    ) -> AsyncGenerator[Progress | OmniRequestOutput]:
+        self,
+        prompt: Prompt,
+        sampling_params: OmniDiffusionSamplingParams,
+        *,
+        request_id: str | None = None,
+        partial_images: int = 0,
+    ) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
         assert request_id is not None
-        request = request_of(prompt, sampling_params, request_id)
+        request = request_of(prompt, sampling_params, request_id, partial_images)
         await self._admit(request)
         self.requests.append(request)
         self.started.set()
         try:
             yield Progress(request_id, "denoise", 1, 2)
+            for i in range(sampling_params.num_outputs_per_prompt * partial_images):
+                index, step = (
+                    i % sampling_params.num_outputs_per_prompt,
+                    1 + i // sampling_params.num_outputs_per_prompt,
+                )
+                size = (sampling_params.width or 32, sampling_params.height or 16)
+                images = [Image.effect_noise(size, 90)]
+                yield OmniPreview(request_id=request_id, index=index, step=step, images=images)
             await self.hold.wait()
         except (asyncio.CancelledError, GeneratorExit):
             self.aborted.append(request_id)

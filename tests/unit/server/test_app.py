@@ -96,7 +96,7 @@ def test_served_model_name_and_the_model_as_given_both_work(asked: str | None) -
 @pytest.mark.parametrize(
     ("method", "url", "status", "code"),
     [
-        ("GET", "/", 404, "unknown_url"),
+        ("GET", "/playground", 404, "unknown_url"),
         ("POST", "/v1/images/generation", 404, "unknown_url"),
         ("GET", "/docs", 404, "unknown_url"),
         ("GET", "/v1/images/generations", 405, "method_not_allowed"),

@@ -11,12 +11,20 @@ import pytest
 from fake_omni import FakeOmni
 
 from polymux.cli.flags import flag_of
-from polymux.config import AccessConfig, EngineConfig, HttpConfig, MediaConfig, ServerConfig, VideoConfig
+from polymux.config import AccessConfig, EngineConfig, FilesConfig, HttpConfig, MediaConfig, ServerConfig, VideoConfig
 from polymux.errors import PolymuxError
 from polymux.knobs import groups_of
-from polymux.server import audio, errors, health, images, models, sleep, videos
+from polymux.server import audio, chat, errors, files, health, images, models, playground, sleep, videos
 from polymux.server.audio import AudioGenerationRequest
-from polymux.server.protocol import ImageGenerationRequest
+from polymux.server.chat_protocol import ChatRequest
+from polymux.server.protocol import (
+    EncodingFields,
+    ImageEditFields,
+    ImageEditRequest,
+    ImageGenerationRequest,
+    ImageVariationFields,
+    SamplingFields,
+)
 from polymux.server.state import ServerState
 from polymux.server.video_protocol import VideoRequest
 from polymux.server.video_store import Status
@@ -35,7 +43,18 @@ def first_cells(title: str) -> set[str]:
 
 
 def test_fields() -> None:
-    assert first_cells("POST /v1/images/generations") == set(ImageGenerationRequest.model_fields)
+    generations = set(ImageGenerationRequest.model_fields)
+    assert first_cells("POST /v1/images/generations") == generations
+    assert first_cells("POST /v1/images/edits") == set(ImageEditRequest.model_fields) - generations
+    edits = set(ImageEditFields.model_fields)
+    assert set(ImageVariationFields.model_fields) == edits - {"prompt", "partial_images", "stream_progress"}
+
+
+def test_fields_of_a_chat() -> None:
+    title = "POST /v1/chat/completions"
+    shared = {*SamplingFields.model_fields, *EncodingFields.model_fields, "model", "user"}
+    assert first_cells(title) == set(ChatRequest.model_fields) - shared
+    assert shared <= set(re.findall(r"`(\w+)`", section(title)))
 
 
 def test_fields_of_sound() -> None:
@@ -58,6 +77,7 @@ def test_flags_of_the_server() -> None:
     assert first_cells("Access") == {flag_of(f) for f in dataclasses.fields(AccessConfig)}
     assert first_cells("Connections") == {flag_of(f) for f in dataclasses.fields(HttpConfig)}
     assert first_cells("Media") == {flag_of(f) for f in dataclasses.fields(MediaConfig)}
+    assert first_cells("URLs of pictures") == {flag_of(f) for f in dataclasses.fields(FilesConfig)}
 
 
 def test_every_flag_that_is_named_exists() -> None:
@@ -68,12 +88,14 @@ def test_every_flag_that_is_named_exists() -> None:
 
 def test_routes() -> None:
     state = ServerState(FakeOmni(), ServerConfig())
-    routes: list[Any] = [
-        route for module in (images, videos, audio, models, sleep, health) for route in module.routes(state).routes
-    ]
-    found = {f"{method} {route.path}" for route in routes for method in route.methods}
-    named = {name.replace("/NAME", "/{name:path}").replace("/ID", "/{video_id}") for name in first_cells("Routes")}
-    assert named == found | {"GET /openapi.json"}
+    modules = (images, files, chat, videos, audio, models, sleep, health, playground)
+    routes: list[Any] = [route for module in modules for route in module.routes(state).routes]
+    found = {f"{method} {r.path}" for r in routes for method in r.methods if not r.path.startswith("/playground/")}
+    documented = {
+        name.replace("models/NAME", "models/{name:path}").replace("/ID", "/{video_id}")
+        for name in first_cells("Routes")
+    }
+    assert {name.replace("/NAME", "/{name}") for name in documented} == found | {"GET /openapi.json"}
 
 
 def test_error_codes() -> None:

@@ -63,7 +63,7 @@ def test_the_answer_has_openais_shape_and_says_what_it_is() -> None:
     answer = post(BASE).json()
     assert set(answer) == {"created", "data", "output_format", "size", "seed"}
     assert (answer["output_format"], answer["size"], answer["seed"]) == ("png", "64x32", 1)
-    assert [set(item) for item in answer["data"]] == [{"b64_json", "seed"}]
+    assert [set(item) for item in answer["data"]] == [{"b64_json", "seed", "size", "output_format"}]
 
 
 def test_size_is_that_of_the_decoded_picture() -> None:
@@ -177,12 +177,12 @@ def test_values_that_ask_for_what_happens_anyway(extra: dict[str, Any]) -> None:
         ("n", 0), ("n", -1), ("n", 10**6), ("n", "1"),
         ("seed", "abc"), ("seed", 1.5), ("seed", 2**64), ("seed", -1),
         ("guidance_scale", "x"), ("guidance_scale", [1]), ("guidance_scale_2", 1.0),
-        ("response_format", "banana"), ("response_format", "url"),
+        ("response_format", "banana"), ("response_format", "file"),
         ("output_format", "gif"), ("output_compression", 101), ("output_compression", -1),
         ("prompt", None), ("prompt", {}), ("prompt", ["a"]), ("prompt", 3),
         ("negative_prompt", 3), ("user", "x" * 257),
-        ("quality", "hd"), ("quality", "high"), ("background", "transparent"), ("moderation", "low"), ("stream", True),
-        ("style", "vivid"), ("partial_images", 1), ("num_steps", 3), ("image", "x"),
+        ("quality", "hd"), ("quality", "high"), ("background", "transparent"), ("moderation", "low"), ("stream", "x"),
+        ("style", "vivid"), ("partial_images", 1), ("partial_images", 4), ("stream_progress", True), ("num_steps", 3), ("image", "x"),
         ("sigmas", [1.0, "x"]), ("extra_args", []), ("extra_args", "x"),
     ],
 )  # fmt: skip

@@ -1,0 +1,73 @@
+"""What the log says about a request: never media, prompts only if asked, one line whatever comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+from fake_omni import FakeOmni, client
+
+from polymux.logs import FIELDS, JsonFormatter, TextFormatter
+from polymux.server import shortened
+
+URL = "/v1/images/generations"
+
+
+def lines_of(caplog: pytest.LogCaptureFixture, formatter: logging.Formatter, body: Any, **server: Any) -> list[str]:
+    caplog.set_level(logging.INFO)
+
+    async def send() -> None:
+        async with client(FakeOmni(), **server) as http:
+            await http.post(URL, json=body, headers={"x-request-id": "id-1"})
+
+    asyncio.run(send())
+    return [formatter.format(r) for r in caplog.records if r.name == "polymux.server"]
+
+
+def test_prompts_only_if_asked(caplog: pytest.LogCaptureFixture) -> None:
+    body = {"prompt": "a SECRET", "seed": 3}
+    (line,) = lines_of(caplog, TextFormatter(), body)
+    assert "SECRET" not in line
+    caplog.clear()
+    (line,) = lines_of(caplog, TextFormatter(), body, log_requests=True)
+    assert json.loads(line.partition(" request=")[2]) == {"prompt": "a SECRET", "seed": 3}
+
+
+def test_as_json(caplog: pytest.LogCaptureFixture) -> None:
+    (line,) = lines_of(caplog, JsonFormatter(), {"prompt": "a\nb", "user": "u 1"}, log_requests=True)
+    parsed = json.loads(line)
+    assert set(parsed) == {
+        "time", "level", "logger", "message", "request_id", "method", "path", "status", "seconds", "user", "request",
+    }  # fmt: skip
+    assert (parsed["request_id"], parsed["path"], parsed["status"]) == ("id-1", URL, 200)
+    assert json.loads(parsed["request"])["prompt"] == "a\nb"
+
+
+def test_a_request_stays_one_line_and_short(caplog: pytest.LogCaptureFixture) -> None:
+    nested: Any = {"a": {"b": {"c": {"d": {"e": "f"}}}}}
+    body = {
+        "prompt": "x\n2026 INFO forged \x1b[2K\u2028" + "word " * 5000,
+        "negative_prompt": "QUJD" * 5000,
+        "extra_args": {"eta": nested, "x": [1] * 5000, "data": "data:image/png;base64,iVBORw0KGgo"},
+    }
+    (line,) = lines_of(caplog, TextFormatter(), body, log_requests=True)
+    assert "\n" not in line
+    assert "\x1b" not in line
+    assert len(line) < shortened.MAX_LINE + 200
+    for media in ("QUJD", "iVBOR", '"f"'):
+        assert media not in line
+    assert "... (25" in line  # characters
+
+
+def test_a_long_prompt_without_spaces_is_still_a_prompt() -> None:
+    assert shortened._short_text("雪" * 1000).startswith("雪" * shortened.MAX_TEXT)
+
+
+def test_what_is_logged_is_bounded_whatever_is_sent(caplog: pytest.LogCaptureFixture) -> None:
+    body = {"prompt": "a", "extra_args": {f"name-{i}" + "z" * 300: "w " * 300 for i in range(500)}}
+    (line,) = lines_of(caplog, JsonFormatter(), body, log_requests=True)
+    assert len(line) < 2 * (shortened.MAX_LINE + 600)
+    assert FIELDS not in line
