@@ -69,6 +69,7 @@ class LimitsConfig(Checked):
     max_num_outputs: int = knob(10, "outputs per prompt", minimum=1)
     max_generated_image_size: int = knob(7680 * 4320, "pixels of one generated picture or frame", minimum=1)
     max_num_frames: int = knob(1024, "frames of one generated video", minimum=1)
+    max_audio_seconds: float = knob(600.0, "seconds of one generated sound", minimum=0.01)
     max_prompt_length: int = knob(32768, "characters of a prompt", minimum=1)
 
 
@@ -83,6 +84,9 @@ class ProcessConfig(Checked):
         minimum=0,
     )  # fmt: skip
     restart_stages: bool = knob(False, "start a stage again when its process dies, in place of exiting")
+    output_chunk_bytes: int = knob(
+        8 * 2**20, "send frames and other arrays in parts of this size (at least one frame)", minimum=1
+    )
     shutdown_grace: float = knob(30.0, "seconds that requests in flight get to finish on SIGTERM", minimum=0)
 
 
@@ -327,6 +331,20 @@ class AdapterFilesConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VideoConfig(Checked):
+    """Videos: where jobs and their files are kept, how long, and how many (docs/video.md)"""
+
+    video_dir: str | None = knob(
+        None, "folder of video jobs and their files (default: in the user's data folder)", metavar="DIR"
+    )
+    video_ttl: float = knob(86400.0, "seconds that an ended job and its file are kept; 0: for ever", minimum=0)
+    video_max_jobs: int = knob(1000, "jobs that are kept; at as many, new ones are refused", minimum=1)
+    video_max_bytes: int = knob(
+        20 * 2**30, "bytes of all files that are kept; at as many, new jobs are refused", minimum=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerConfig(Checked):
     """Server: how clients reach it"""
 
@@ -337,6 +355,7 @@ class ServerConfig(Checked):
     http: HttpConfig = field(default_factory=HttpConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
+    video: VideoConfig = field(default_factory=VideoConfig)
     files: FilesConfig = field(default_factory=FilesConfig)
     adapter_files: AdapterFilesConfig = field(default_factory=AdapterFilesConfig)
 
@@ -354,6 +373,17 @@ def runtime_cache_dir(chosen: str | None = None) -> Path:
     if chosen is not None:
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polymux" / "runtime"
+
+
+def video_dir(config: ServerConfig) -> Path | None:
+    """Where the jobs of this server are: the folder that was chosen, or one for this address in the user's data folder.
+    None if the port is chosen anew at every start, so that no later server is the same one."""
+    if config.video.video_dir is not None:
+        return Path(config.video.video_dir).expanduser()
+    if config.port == 0:
+        return None
+    base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return base / "polymux" / "videos" / re.sub(r"[^A-Za-z0-9._-]", "_", f"{config.host}-{config.port}")
 
 
 def stage_environment() -> dict[str, str]:

@@ -10,6 +10,9 @@ PolymuxError                      500
  ├─ PinnedMemoryError             500           host memory can be neither used nor given back: the process must end
  ├─ InvalidRequestError           400           one field of a request is wrong (names field, value, what is allowed)
  │   ├─ ModelNotFoundError        404
+ │   ├─ VideoNotFoundError        404           there is no such job, or no more
+ │   ├─ VideoNotReadyError        404           the job has made no file, or not yet
+ │   ├─ RangeNotSatisfiableError  416           the file is shorter than that
  │   └─ MediaTypeError            415           the body is of a type or encoding that is not read here
  ├─ BadHttpError                  400           what came over the connection is not valid HTTP
  ├─ AuthenticationError           401           no API key, or a wrong one
@@ -23,6 +26,8 @@ PolymuxError                      500
  │   └─ StageDeadError            503           the stage process died while it held the request
  ├─ OverloadedError               503           too many connections, or too much in their bodies; with Retry-After
  ├─ DeadlineExceededError         504           the request's own time was over before it was done
+ ├─ StorageError                  500           a file could not be written
+ │   └─ StorageFullError          507           no room for what is to be kept
  └─ GenerationError               500           the request failed inside the model
      ├─ OutOfMemoryError          500           this request alone does not fit
      └─ NonFiniteOutputError      500           the model produced NaN or infinity
@@ -42,8 +47,8 @@ class ErrorInfo(msgspec.Struct, frozen=True):
 
 
 class PolymuxError(Exception):
-    """Base class. `message` is one clear line; `param` names the field at fault, if it is one field; `retry_after_s` says
-    when the same may work, where that is known."""
+    """Base class. `message` is one clear line; `param` names the field at fault, if it is one field; `retry_after_s`
+    says when the same may work, where that is known."""
 
     status = 500
     code = "internal_error"
@@ -89,6 +94,21 @@ class InvalidRequestError(PolymuxError):
 class ModelNotFoundError(InvalidRequestError):
     status = 404
     code = "model_not_found"
+
+
+class VideoNotFoundError(InvalidRequestError):
+    status = 404
+    code = "video_not_found"
+
+
+class VideoNotReadyError(InvalidRequestError):
+    status = 404
+    code = "video_not_ready"
+
+
+class RangeNotSatisfiableError(InvalidRequestError):
+    status = 416
+    code = "range_not_satisfiable"
 
 
 class MediaTypeError(InvalidRequestError):
@@ -155,6 +175,15 @@ class OverloadedError(PolymuxError):
 class DeadlineExceededError(PolymuxError):
     status = 504
     code = "deadline_exceeded"
+
+
+class StorageError(PolymuxError):
+    code = "storage_failed"
+
+
+class StorageFullError(StorageError):
+    status = 507
+    code = "storage_full"
 
 
 class GenerationError(PolymuxError):

@@ -20,13 +20,22 @@ from polymux.config import EngineConfig
 from polymux.errors import InvalidRequestError, NotReadyError, PolymuxError
 from polymux.loop_thread import LoopThread
 from polymux.metrics import Metrics
-from polymux.omni_output import OmniPreview, OmniRequestOutput, output_of, preview_of
+from polymux.omni_output import ChunkCollector, OmniPreview, OmniRequestOutput, output_of, preview_of
 from polymux.orchestrator.admission import room
 from polymux.orchestrator.launch import MakeStage
 from polymux.orchestrator.orchestrator import Orchestrator, Status
 from polymux.orchestrator.stage_client import ProcessStage
 from polymux.prompts import Prompt, request_of
-from polymux.request import Capabilities, Finished, OmniDiffusionSamplingParams, Preview, Progress, Request
+from polymux.request import (
+    Capabilities,
+    Finished,
+    News,
+    OmniDiffusionSamplingParams,
+    OutputChunk,
+    Preview,
+    Progress,
+    Request,
+)
 
 
 class AsyncOmni:
@@ -87,26 +96,64 @@ class AsyncOmni:
     ) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
         """Progress, up to `partial_images` previews of each picture, and then the output. Leaving early aborts the
         request. Raises PolymuxError."""
-        try:
-            request = request_of(prompt, sampling_params, request_id or uuid.uuid4().hex, partial_images)
-        except PolymuxError:
-            self.metrics.count("refused")
-            raise
+        request = self._request(prompt, sampling_params, request_id, partial_images)
         async with contextlib.aclosing(self.run(request)) as events:
             async for event in events:
                 yield event
 
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: OmniDiffusionSamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[Progress | OutputChunk | OmniRequestOutput]:
+        """`generate`, for whoever uses frames up as they come: large arrays come as `OutputChunk`s, and are not in the
+        output. The stage goes on when a chunk is used up, that is when the next event is asked for.
+
+        The request is sent, or refused, before this returns. Iterate, or end it with `abort`.
+        """
+        request = self._request(prompt, sampling_params, request_id)
+        return self._outputs(request, self._orchestrator.generate(request))
+
     async def run(self, request: Request) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
         """`generate`, for a request that is complete."""
+        chunks = ChunkCollector()
         async with contextlib.aclosing(self._orchestrator.generate(request)) as events:
             async for event in events:
                 match event:
+                    case OutputChunk():
+                        chunks.add(event)
                     case Finished():
-                        yield output_of(request, event)
+                        yield output_of(request, event, chunks)
                     case Preview():
                         yield preview_of(event)
                     case Progress():
                         yield event
+
+    async def _outputs(
+        self, request: Request, events: AsyncGenerator[News | Finished]
+    ) -> AsyncGenerator[Progress | OutputChunk | OmniRequestOutput]:
+        async with contextlib.aclosing(events):
+            async for event in events:
+                match event:
+                    case Finished():
+                        yield output_of(request, event)
+                    case Progress() | OutputChunk():
+                        yield event
+
+    def _request(
+        self,
+        prompt: Prompt,
+        sampling_params: OmniDiffusionSamplingParams | None,
+        request_id: str | None,
+        partial_images: int = 0,
+    ) -> Request:
+        try:
+            return request_of(prompt, sampling_params, request_id or uuid.uuid4().hex, partial_images)
+        except PolymuxError:
+            self.metrics.count("refused")
+            raise
 
     def abort(self, request_id: str) -> None:
         """End a request; its consumer gets RequestAbortedError. Unknown ids are no error."""

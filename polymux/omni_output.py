@@ -9,7 +9,7 @@ from PIL import Image
 
 from polymux.errors import PolymuxError
 from polymux.media.wire import Array, from_wire
-from polymux.request import Finished, Modality, Preview, Request, RequestMetrics
+from polymux.request import Finished, Modality, OutputChunk, Preview, Request, RequestMetrics
 
 
 @dataclass(kw_only=True)
@@ -51,7 +51,30 @@ def preview_of(preview: Preview) -> OmniPreview:
     return OmniPreview(request_id=preview.request_id, index=preview.index, step=preview.step, images=images)
 
 
-def output_of(request: Request, finished: Finished) -> OmniRequestOutput:
+class ChunkCollector:
+    """Puts arrays together that come in chunks. Each is allocated once, and is complete when the last one is in."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[int, int], Array] = {}  # by output and medium
+
+    def add(self, chunk: OutputChunk) -> None:
+        rows = rows_of(chunk)
+        key = (chunk.output, chunk.medium)
+        if key not in self._arrays:
+            self._arrays[key] = np.empty(chunk.shape, rows.dtype)
+        self._arrays[key][chunk.start : chunk.start + len(rows)] = rows
+
+    def media_of(self, output: int) -> list[Array]:
+        """The arrays of one output, in order."""
+        return [self._arrays[key] for key in sorted(self._arrays) if key[0] == output]
+
+
+def rows_of(chunk: OutputChunk) -> Array:
+    """The rows as an array, which is not to be written to: it has no memory of its own."""
+    return np.frombuffer(chunk.rows.data, chunk.rows.dtype).reshape(chunk.rows.shape)
+
+
+def output_of(request: Request, finished: Finished, chunks: ChunkCollector | None = None) -> OmniRequestOutput:
     """Sort what a stage sent by what it is."""
     output = OmniRequestOutput(
         request_id=request.request_id,
@@ -62,8 +85,10 @@ def output_of(request: Request, finished: Finished) -> OmniRequestOutput:
         sample_rate=finished.sample_rate,
         metrics=finished.metrics,
     )
-    for media in finished.outputs:
+    for index, media in enumerate(finished.outputs):
         values = [from_wire(item) for item in media]
+        if chunks is not None:
+            values += chunks.media_of(index)
         if request.params.output_type == "latent":
             output.latents += [np.asarray(value) for value in values]
         elif finished.modality == "image":

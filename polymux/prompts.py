@@ -84,8 +84,8 @@ def _media_of(given: dict[str, Medium | Sequence[Medium]]) -> dict[str, list[Med
         if not isinstance(name, str):
             raise InvalidRequestError(f"key {name!r} of multi_modal_data: must be a str", param="multi_modal_data")
         items = list(value) if isinstance(value, list) else [value]
-        if name == "video" and len(items) > 1 and all(isinstance(item, Image.Image) for item in items):
-            items = [_frames(items)]
+        if name in ("video", "mask") and len(items) > 1 and all(isinstance(item, Image.Image) for item in items):
+            items = [_frames(name, items)]
         media[name] = [_medium(name, item) for item in items]
     return media
 
@@ -113,11 +113,11 @@ def _picture(pixels: Array) -> Media:
         raise InvalidRequestError(what) from None
 
 
-def _frames(pictures: list[Any]) -> Array:
+def _frames(name: str, pictures: list[Any]) -> Array:
     """Pictures of one size as frames (frames, height, width, 3)."""
     sizes = {picture.size for picture in pictures}
     if len(sizes) > 1:
-        raise InvalidRequestError(f"video has frames of different sizes: {sorted(sizes)}", param="video")
+        raise InvalidRequestError(f"{name} has frames of different sizes: {sorted(sizes)}", param=name)
     return np.stack([np.asarray(picture.convert("RGB")) for picture in pictures])
 
 

@@ -36,6 +36,7 @@ class OmniDiffusionSamplingParams:
     width: int | None = None  # pixels
     num_frames: int | None = None
     fps: float | None = None  # frames per second, for pipelines that are conditioned on it
+    seconds: float | None = None  # of sound
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
     guidance_scale_2: float | None = None  # of the low-noise denoiser, where there are two
@@ -129,11 +130,26 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
     request_id: str
     modality: Modality
-    outputs: list[list[Media]]  # an output is usually one medium; layered models and sounding videos have several
+    outputs: list[list[Media]]  # usually of one medium; of several for layers, or frames with sound; see OutputChunk
     seeds: list[int | None]
     metrics: RequestMetrics
     fps: float | None = None
     sample_rate: int | None = None
+
+
+class OutputChunk(msgspec.Struct, frozen=True, tag="chunk"):
+    """Some rows of an array that is too large for one message. Comes before Finished, which does not hold the array.
+
+    The chunks of an array come in order and without gaps. If one array of an output comes in chunks all of them do,
+    sound before frames.
+    """
+
+    request_id: str
+    output: int  # which output of the request
+    medium: int  # which of the output's media
+    shape: tuple[int, ...]  # of the whole array
+    start: int  # the first row; rows are counted along the array's first axis
+    rows: ArrayData
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -143,7 +159,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: ErrorInfo
 
 
-Event = Progress | Preview | Finished | Failed
+News = Progress | Preview | OutputChunk  # what comes before the end of a request
+Event = News | Finished | Failed
 
 
 class Distribution(msgspec.Struct, frozen=True):
@@ -208,6 +225,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     size_multiple: int = 1
     min_inference_steps: int = 1
     frames_multiple: int = 1  # num_frames - 1 must be a multiple of it
+    max_seconds: float | None = None  # of sound, where the pipeline would cut what is longer
+    defaults: dict[str, int] = {}  # of height, width and num_frames, where the pipeline's call states them
+    fps: float | None = None  # of videos, unless a request says otherwise
+    sample_rate: int | None = None  # of sound
     refused: dict[str, str] = {}  # arguments that this checkpoint would ignore, and why
     alpha: bool = False  # pictures have an alpha channel, those that come in and those that come out
     picture_sized: bool = False  # takes no size: what comes out is as large as the picture that came in

@@ -46,6 +46,7 @@ def validate(request: Request, capabilities: Capabilities, limits: LimitsConfig)
     _check_names(request, capabilities)
     check_size(params, capabilities, limits)
     _check_frames(params, capabilities, limits)
+    _check_seconds(params, capabilities, limits)
     _check_counts(params, capabilities, limits)
     _check_scales(params)
     _check_lora(params, capabilities)
@@ -143,6 +144,17 @@ def _check_frames(params: OmniDiffusionSamplingParams, capabilities: Capabilitie
             raise refuse("num_frames", params.num_frames, f"{why} or {near + capabilities.frames_multiple}")
     if params.fps is not None and (not _is_finite(params.fps) or params.fps <= 0):
         raise refuse("fps", params.fps, "must be a finite number above 0")
+
+
+def _check_seconds(params: OmniDiffusionSamplingParams, capabilities: Capabilities, limits: LimitsConfig) -> None:
+    if params.seconds is None:
+        return
+    if not _is_finite(params.seconds) or params.seconds <= 0:
+        raise refuse("seconds", params.seconds, "must be a finite number above 0")
+    if params.seconds > limits.max_audio_seconds:
+        raise refuse("seconds", params.seconds, f"allowed are {limits.max_audio_seconds:g} (--max-audio-seconds)")
+    if capabilities.max_seconds is not None and params.seconds > capabilities.max_seconds:
+        raise refuse("seconds", params.seconds, f"{capabilities.pipeline} makes at most {capabilities.max_seconds:g}")
 
 
 def _check_counts(params: OmniDiffusionSamplingParams, capabilities: Capabilities, limits: LimitsConfig) -> None:

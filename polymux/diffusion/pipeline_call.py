@@ -5,19 +5,21 @@ Knows how diffusers' pipelines, classic and modular, name their arguments; knows
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from diffusers.loaders.lora_base import LoraBaseMixin
-from PIL import Image
 
+from polymux.diffusion.media_arguments import RATES, SOUNDS, media_arguments
 from polymux.diffusion.preview import no_previews
+from polymux.diffusion.rates import UNKNOWN_SOUND, SoundShape, fps_of
 from polymux.errors import InvalidRequestError
 from polymux.families import family_of
 from polymux.families.base import UNKNOWN, Family
-from polymux.media.wire import from_wire
 from polymux.request import Capabilities, Modality, OmniDiffusionSamplingParams, Request
 
 # Sampling fields and the names under which pipelines take them, in order of preference.
@@ -26,6 +28,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "width": ("width",),
     "num_frames": ("num_frames",),
     "fps": ("fps", "frame_rate"),
+    "seconds": ("seconds", "audio_end_in_s", "audio_duration", "audio_duration_s"),
     "num_inference_steps": ("num_inference_steps",),
     "guidance_scale": ("guidance_scale",),
     "guidance_scale_2": ("guidance_scale_2",),
@@ -51,10 +54,10 @@ MEDIA: dict[str, int] = {
     "mask": 1,
     "audio": 1,
     "conditioning_image": 1,
-}
+} | dict.fromkeys(SOUNDS, 1)
 
 # Set by the engine, or of a kind that a request cannot carry (tensors, functions).
-OWN = {"generator", "output_type", "return_dict", "output", "state", "latents", "audio_latents"}
+OWN = {"generator", "output_type", "return_dict", "output", "state", "latents", "audio_latents", *RATES.values()}
 OWN_ENDINGS = ("_embeds", "_embeds_mask", "_embeddings", "_attention_mask", "_latents", "_kwargs", "_per_prompt")
 OWN_BEGINNINGS = (
     "callback",
@@ -75,6 +78,9 @@ OUTPUTS: dict[Modality, tuple[str, ...]] = {
 }
 
 
+SHAPES = ("height", "width", "num_frames")  # whose defaults are told
+
+
 @dataclass(frozen=True)
 class CallShape:
     """The arguments that a pipeline's call takes, and which of them have no default."""
@@ -83,6 +89,7 @@ class CallShape:
     required: tuple[str, ...]
     modular: bool
     results: tuple[str, ...] = ()  # modular: the names of the wanted outputs
+    defaults: dict[str, int] = dataclasses.field(default_factory=dict)  # that are integers
 
     @classmethod
     def of(cls, pipeline: Any, modality: Modality) -> CallShape:
@@ -93,15 +100,22 @@ class CallShape:
             wanted = OUTPUTS[modality] + (OUTPUTS["audio"] if modality == "video" else ())
             made = {p.name for p in blocks.intermediate_outputs}  # by a block, for a later one
             required = tuple(p.name for p in inputs if p.required and p.name not in made)
-            return cls(tuple(p.name for p in inputs), required, True, tuple(n for n in wanted if n in names))
+            results = tuple(n for n in wanted if n in names)
+            defaults = _integers((p.name, p.default) for p in inputs)
+            return cls(tuple(p.name for p in inputs), required, True, results, defaults)
         parameters = inspect.signature(type(pipeline).__call__).parameters.values()
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
         # Pipelines give None as the default of what they cannot do without.
         required = tuple(p.name for p in named if p.default is inspect.Parameter.empty)
-        return cls(tuple(p.name for p in named), required, False)
+        defaults = _integers((p.name, p.default) for p in named)
+        return cls(tuple(p.name for p in named), required, False, defaults=defaults)
 
     def takes(self, name: str) -> bool:
         return name in self.accepted
+
+
+def _integers(defaults: Iterable[tuple[str, Any]]) -> dict[str, int]:
+    return {name: value for name, value in defaults if type(value) is int}
 
 
 def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
@@ -133,6 +147,10 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         size_multiple=family.size_multiple or _size_multiple(pipeline),
         min_inference_steps=_min_steps(pipeline),
         frames_multiple=family.frames_multiple,
+        max_seconds=getattr(pipeline, family.longest) if family.longest is not None else None,
+        defaults={name: value for name, value in shape.defaults.items() if name in SHAPES},
+        fps=fps_of(pipeline, family),
+        sample_rate=SoundShape.of(pipeline).sample_rate,
         refused=refused,
         previews=hindrance is None,
         alpha=family.alpha,
@@ -174,8 +192,10 @@ def declared_family(pipeline: Any) -> Family:
     return replace(UNKNOWN, modality="video" if {"num_frames", "video"} & {*accepted} else sound)
 
 
-def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[str, Any]:
-    """The pipeline's keyword arguments, without generator."""
+def call_arguments(
+    request: Request, shape: CallShape, family: Family, sound: SoundShape = UNKNOWN_SOUND
+) -> dict[str, Any]:
+    """The pipeline's keyword arguments, without generator. `sound`: what the pipeline takes."""
     params = request.params
     values: dict[str, Any] = {}
     if request.prompt is not None:
@@ -190,9 +210,7 @@ def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[s
             values[name] = list(value) if isinstance(value, tuple) else value
     if family.area is not None and params.height is not None and params.width is not None:
         values[family.area] = params.height * params.width
-    for name, items in request.media.items():
-        media = [_picture(from_wire(item), name, family) for item in items]
-        values[name] = media[0] if len(media) == 1 and not name.endswith("s") else media  # images, reference_images
+    values |= media_arguments(request.media, family, sound)
     for name, value in params.extra_args.items():
         if name in values:
             raise InvalidRequestError(f"extra_args.{name} is also given as a field of its own", param=name)
@@ -205,7 +223,7 @@ def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[s
                 )
             values[companion] = default
     _refuse_unknown(values, shape)
-    output = _output_type(params, family.modality)
+    output = _output_type(params, family)
     if shape.takes("output_type"):
         values["output_type"] = output
     elif params.output_type != "pil":
@@ -227,21 +245,17 @@ def replay_arguments(arguments: dict[str, Any], shape: CallShape) -> dict[str, A
     return arguments | changes
 
 
-def _picture(medium: Any, name: str, family: Family) -> Any:
-    """Pictures in the mode that pipelines expect; other media as they are."""
-    if not isinstance(medium, Image.Image):
-        return medium
-    return medium.convert("L" if "mask" in name else "RGBA" if family.alpha else "RGB")
-
-
-def _output_type(params: OmniDiffusionSamplingParams, modality: Modality) -> str:
-    return "np" if params.output_type == "pil" and modality != "image" else params.output_type
+def _output_type(params: OmniDiffusionSamplingParams, family: Family) -> str:
+    if params.output_type != "pil" or family.modality == "image":
+        return params.output_type
+    # As tensors, frames stay on the device until they are bytes. What a pipeline of no family means by it is unknown.
+    return "pt" if family.modality == "video" and family.pipelines else "np"
 
 
 def _refuse_unknown(values: dict[str, Any], shape: CallShape) -> None:
     allowed = [n for n in shape.accepted if is_for_requests(n)]
     for name in values:
-        if name not in allowed:
+        if name not in allowed and name not in RATES.values():
             raise InvalidRequestError(
                 f"{name}={values[name]!r}: this pipeline takes no {name}; it takes {', '.join(sorted(allowed))}",
                 param=name,

@@ -19,19 +19,22 @@ from polymux.config import EngineConfig
 from polymux.diffusion.call import Call
 from polymux.diffusion.component import Component
 from polymux.diffusion.merging import Merger
-from polymux.diffusion.outputs import media_of, sample_rate_of
+from polymux.diffusion.outputs import RawOutput, media_of, raw_output
 from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe, replay_arguments
 from polymux.diffusion.preview import Replay, Watch
-from polymux.diffusion.runner import InPlace, Runner, is_out_of_memory
+from polymux.diffusion.rates import SoundShape
+from polymux.diffusion.runner import InPlace, Runner
 from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
 from polymux.diffusion.step_scheduler import StepScheduler
+from polymux.diffusion.tracebacks import drop_frames
 from polymux.diffusion.tuned import AdapterSet
 from polymux.engine.device import resolve_device
+from polymux.engine.failure import as_polymux_error
 from polymux.engine.job import Job, randomness_of
 from polymux.engine.model import Model
+from polymux.engine.outbound import Outbound, OutputThread
 from polymux.engine.warmup import warmup_requests
 from polymux.errors import (
-    GenerationError,
     InvalidRequestError,
     NotReadyError,
     OutOfMemoryError,
@@ -41,20 +44,12 @@ from polymux.errors import (
 )
 from polymux.memory.measure import device_bytes, release, resident_bytes, used_bytes
 from polymux.memory.residency import Residency
-from polymux.request import (
-    Capabilities,
-    Event,
-    Failed,
-    Finished,
-    LoRARequest,
-    Media,
-    Preview,
-    Request,
-    StageStats,
-)
+from polymux.request import Capabilities, Event, Failed, LoRARequest, OutputChunk, Preview, Request, StageStats
 from polymux.validation import validate
 
 log = logging.getLogger(__name__)
+
+OUTPUT_POLL_S = 0.002  # for messages, while outputs are all that there is to do
 
 
 class DiffusionEngine:
@@ -85,7 +80,7 @@ class DiffusionEngine:
         self.asleep = 0  # the level
         self.model: Model | None = model or Model.of(config, pipeline, device)
         self.family = self.model.family
-        self.shape = CallShape.of(pipeline, self.family.modality)
+        self.shape, self.sound = CallShape.of(pipeline, self.family.modality), SoundShape.of(pipeline)
         described = describe(pipeline, self.family, self.shape)
         self.described = msgspec.structs.replace(described, storage=self.model.weights.describe())
         self.max_sessions = config.scheduler.max_num_seqs
@@ -104,6 +99,7 @@ class DiffusionEngine:
         )
         collect = self.family.collect_guidance and self.max_sessions > 1
         self.settings = SessionSettings(self.device, ResultSpecs(), collect, self.components)
+        self.outputs = OutputThread(self.device, config.process.output_chunk_bytes)
         self.jobs: dict[str, Job] = {}
         self.model.adapters.check_standing()
         self.events: list[Event] = []
@@ -159,7 +155,7 @@ class DiffusionEngine:
         if self.asleep:
             raise NotReadyError("the model is asleep")
         validate(request, self.described, self.config.limits)
-        call_arguments(request, self.shape, self.family)
+        call_arguments(request, self.shape, self.family, self.sound)
         if request.request_id in self.jobs:
             what = f"request_id={request.request_id!r}: a request of this id is in flight"
             raise InvalidRequestError(what, param="request_id")
@@ -173,6 +169,11 @@ class DiffusionEngine:
         if request_id in self.jobs:
             self._fail(self.jobs[request_id], RequestAbortedError("the request was aborted"))
 
+    def taken(self, request_id: str) -> None:
+        job = self.jobs.get(request_id)
+        if job is not None and job.under_way:
+            job.under_way -= 1
+
     @torch.inference_mode(False)
     @torch.no_grad()
     def step(self) -> list[Event]:
@@ -184,6 +185,7 @@ class DiffusionEngine:
             self.runner.execute(group)
         finally:
             self.scheduler.submit(call for call in group if not call.done)  # an interrupt loses nobody's call
+        self._deliver(idle=not group)
         for job in self.jobs.values():
             self._report(job)
         events, self.events = self.events, []
@@ -217,10 +219,13 @@ class DiffusionEngine:
             for event in self.step():
                 if isinstance(event, Failed):
                     raise from_info(event.error)
+                if isinstance(event, OutputChunk):
+                    self.taken(event.request_id)
 
     def close(self) -> None:
         for job in list(self.jobs.values()):
             self._fail(job, RequestAbortedError("the engine was closed"))
+        self.outputs.close()
         if self.model is not None:
             self.model.close()
 
@@ -291,13 +296,15 @@ class DiffusionEngine:
         job.sessions[index] = session
 
     def _arguments(self, job: Job, generator: torch.Generator) -> dict[str, Any]:
-        arguments = self.config.model.diffusers_call_kwargs | call_arguments(job.request, self.shape, self.family)
+        asked = call_arguments(job.request, self.shape, self.family, self.sound)
+        arguments = self.config.model.diffusers_call_kwargs | asked
         return arguments | ({"generator": generator} if self.shape.takes("generator") else {})
 
-    def _generate(self, pipeline: Any, job: Job, index: int) -> list[Media]:
-        """In the session's coroutine: call the pipeline and bring its result to the host."""
+    def _generate(self, pipeline: Any, job: Job, index: int) -> RawOutput:
+        """In the session's coroutine: call the pipeline."""
         arguments = self._arguments(job, job.randomness[index].generator)
-        return media_of(pipeline(**arguments), self.family.modality, job.request.params.output_type == "pil")
+        as_pictures, tensors = job.request.params.output_type == "pil", arguments.get("output_type") == "pt"
+        return raw_output(pipeline(**arguments), self.family.modality, as_pictures, tensors)
 
     def _preview(self, session: Session) -> None:
         """Begin to make a picture of what `session` predicts, unless the one before is not done."""
@@ -309,7 +316,7 @@ class DiffusionEngine:
         arguments = replay_arguments(self._arguments(job, job.randomness[session.index].again()), self.shape)
         tap = Replay(prediction)
         preview = Session(session.request_id, session.index, session.seed, self.settings, session.adapters, tap=tap)
-        preview.open(self.pipeline, lambda own: media_of(own(**arguments), self.family.modality, True))
+        preview.open(self.pipeline, lambda own: media_of(raw_output(own(**arguments), self.family.modality, True)))
         job.previews[session.index] = preview
         self._advance(preview)
 
@@ -335,7 +342,32 @@ class DiffusionEngine:
             self._fail(job, as_polymux_error(session.error, session.where, computing=session.computing))
             return
         self._close(job, session)
-        job.outputs[session.index] = session.result
+        raw, session.result = session.result, None
+        at_once = self.family.modality == "image"  # those are on the host already
+        job.outbound[session.index] = self.outputs.send(session.request_id, session.index, raw, at_once)
+
+    def _deliver(self, idle: bool) -> None:
+        """Hand out what has come to the host of outputs. `idle`: there was nothing to run; then wait a moment."""
+        waiting = [outbound for job in self.jobs.values() for outbound in job.outbound.values()]
+        if not waiting:
+            return
+        if idle:
+            self.outputs.wait(waiting, OUTPUT_POLL_S)
+        for outbound in waiting:
+            job = self.jobs.get(outbound.request_id)
+            if job is None:  # another output of the same request has failed and ended it
+                continue
+            self.events += job.chunks_of(outbound)
+            if outbound.empty:
+                self._delivered(job, outbound)
+
+    def _delivered(self, job: Job, outbound: Outbound) -> None:
+        try:
+            job.outputs[outbound.output] = outbound.media.result()
+        except Exception as error:  # conversion and copy are the request's own; others go on
+            self._fail(job, as_polymux_error(error, drop_frames(error), computing=True))
+            return
+        del job.outbound[outbound.output]
         if job.complete:
             self._finish(job)
 
@@ -357,17 +389,9 @@ class DiffusionEngine:
     def _finish(self, job: Job) -> None:
         del self.jobs[job.request.request_id]
         self._report(job)
-        self.events.append(
-            Finished(
-                request_id=job.request.request_id,
-                modality=self.family.modality,
-                outputs=[job.outputs[i] for i in range(job.count)],
-                seeds=[r.seed for r in job.randomness],
-                metrics=job.metrics(),
-                fps=(job.request.params.fps or self.family.fps) if self.family.modality == "video" else None,
-                sample_rate=sample_rate_of(self.pipeline),
-            )
-        )
+        made = self.family.modality
+        fps = job.request.params.fps or self.described.fps if made == "video" else None
+        self.events.append(job.finished(made, fps, self.described.sample_rate))
 
     def _report(self, job: Job) -> None:
         progress = job.progress()
@@ -378,21 +402,6 @@ class DiffusionEngine:
         del self.jobs[job.request.request_id]
         for session in list(job.sessions.values()):
             self._close(job, session)
+        for outbound in job.outbound.values():
+            outbound.drop()
         self.events.append(Failed(job.request.request_id, error.info()))
-
-
-def as_polymux_error(error: BaseException, where: str, computing: bool) -> PolymuxError:
-    """What a pipeline raised, in the terms of this project.
-
-    Before it computes, a pipeline does little but look at its arguments: that a value or a type is wrong there is the
-    request's fault.
-    """
-    if isinstance(error, PolymuxError):
-        return error
-    if is_out_of_memory(error):
-        return OutOfMemoryError(f"this request does not fit in memory: {error}")
-    if not computing and isinstance(error, (ValueError, TypeError, NotImplementedError, ArithmeticError)):
-        return InvalidRequestError(f"the pipeline refuses the request: {error}")
-    # The message may quote the prompt, which has no place in a log.
-    log.info("a request failed with %s\n%s", type(error).__name__, where)
-    return GenerationError(f"the model failed: {type(error).__name__}: {error}")

@@ -12,8 +12,9 @@ import torch
 from polymux.diffusion.call import Phase
 from polymux.diffusion.session import Session
 from polymux.diffusion.tuned import AdapterSet
+from polymux.engine.outbound import WINDOW, Outbound
 from polymux.errors import InvalidRequestError
-from polymux.request import Media, Progress, Request, RequestMetrics
+from polymux.request import Finished, Media, Modality, OutputChunk, Progress, Request, RequestMetrics
 from polymux.validation import SEEDS
 
 
@@ -62,6 +63,8 @@ class Job:
     started: float | None = None
     opened: int = 0
     sessions: dict[int, Session] = field(default_factory=dict)
+    outbound: dict[int, Outbound] = field(default_factory=dict)  # outputs that are made, and not yet out
+    under_way: int = 0  # chunks that are out, and not yet used up
     previews: dict[int, Session] = field(default_factory=dict)  # in the works, by output; at most one each
     outputs: dict[int, list[Media]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # by phase, of sessions that have ended
@@ -103,6 +106,24 @@ class Job:
             decode=self.seconds.get("decode", 0.0),
             total=now - self.arrived,
             steps=self.steps_done,
+        )
+
+    def chunks_of(self, outbound: Outbound) -> list[OutputChunk]:
+        """What may be sent now of an output; it counts as under way."""
+        chunks = outbound.take(WINDOW - self.under_way)
+        self.under_way += len(chunks)
+        return chunks
+
+    def finished(self, modality: Modality, fps: float | None, sample_rate: int | None) -> Finished:
+        """The end of a complete job."""
+        return Finished(
+            request_id=self.request.request_id,
+            modality=modality,
+            outputs=[self.outputs[i] for i in range(self.count)],
+            seeds=[r.seed for r in self.randomness],
+            metrics=self.metrics(),
+            fps=fps,
+            sample_rate=sample_rate,
         )
 
     def progress(self) -> Progress | None:

@@ -22,7 +22,7 @@ from polymux.config import EngineConfig, LogConfig
 from polymux.engine.base import StageEngine
 from polymux.engine.channel import Channel
 from polymux.errors import ErrorInfo, GenerationError, PayloadTooLargeError, PolymuxError
-from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Start, Stats, Stop, ToStage, WakeUp
+from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Start, Stats, Stop, Taken, ToStage, WakeUp
 from polymux.request import Event, Failed, Finished, Request, StageStats
 
 log = logging.getLogger(__name__)
@@ -87,6 +87,8 @@ class Stage:
                 self._add(engine, request)
             case Abort(request_id):
                 engine.abort(request_id)
+            case Taken(request_id):
+                engine.taken(request_id)
             case Sleep(level):
                 self._sleep(engine, level)
             case WakeUp():

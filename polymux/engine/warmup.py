@@ -39,7 +39,7 @@ def _request(capabilities: Capabilities, family: Family, shape: CallShape, media
     return Request(
         request_id="warm-up",
         prompt="a photo of a cat" if shape.takes("prompt") else None,
-        media={name: [_medium(name, side)] for name in media},
+        media={name: [_medium(name, side, capabilities.sample_rate)] for name in media},
         params=OmniDiffusionSamplingParams(**values, seed=0, extra_args=extra),  # type: ignore[arg-type]
     )
 
@@ -49,11 +49,11 @@ def _needed_media(capabilities: Capabilities, family: Family) -> list[str]:
     return [n for n in capabilities.media if n in declared or n in capabilities.required]
 
 
-def _medium(name: str, side: int) -> Media:
+def _medium(name: str, side: int, sample_rate: int | None) -> Media:
     if name == "video":
         return to_wire(np.zeros((5, side, side, 3), dtype=np.uint8))
-    if name == "audio":
-        return to_wire(np.zeros((2, 4096), dtype=np.float32))
+    if "audio" in name:
+        return to_wire(np.zeros((2, 4096), dtype=np.float32), sample_rate=sample_rate)
     mode = "L" if "mask" in name else "RGB"
     return to_wire(
         Image.fromarray(np.full((side, side) if mode == "L" else (side, side, 3), 127, dtype=np.uint8), mode)

@@ -48,6 +48,8 @@ class Family:
     area: an argument that overrules height and width, and gets their product.
     frames_multiple: num_frames - 1 must be a multiple of it.
     fps: frames per second of its videos.
+    other_fps: the same, where a flag in a component's config holds: (component, flag, fps); "": the pipeline's config.
+    longest: the attribute of the pipeline that says how many seconds of sound it makes, where it cuts what is longer.
     media: input media that every request must bring: (argument, how many items at most).
     optional_media: the same for media that a request may bring, where it is fewer than the usual sixteen.
     alpha: pictures have an alpha channel: input pictures keep theirs, and output pictures come with one.
@@ -76,6 +78,8 @@ class Family:
     area: str | None = None
     frames_multiple: int = 1
     fps: float | None = None
+    other_fps: tuple[tuple[str, str, float], ...] = ()
+    longest: str | None = None
     media: tuple[tuple[str, int], ...] = ()
     optional_media: tuple[tuple[str, int], ...] = ()
     alpha: bool = False

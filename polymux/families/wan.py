@@ -2,6 +2,8 @@
 
 from polymux.families.base import Family
 
+_OTHER_FPS = (("", "expand_timesteps", 24.0),)  # the 5 B model, which makes video from text and from pictures
+
 WAN = Family(
     name="wan",
     pipelines=("WanPipeline", "WanModularPipeline"),
@@ -10,6 +12,7 @@ WAN = Family(
     size_multiple=16,
     frames_multiple=4,
     fps=16.0,
+    other_fps=_OTHER_FPS,
 )
 
 WAN_I2V = Family(
@@ -20,6 +23,7 @@ WAN_I2V = Family(
     size_multiple=16,
     frames_multiple=4,
     fps=16.0,
+    other_fps=_OTHER_FPS,
     media=(("image", 1),),
 )
 

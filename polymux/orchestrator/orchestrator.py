@@ -18,14 +18,14 @@ from typing import Literal
 
 from polymux.config import EngineConfig
 from polymux.errors import InvalidRequestError, NotReadyError, PolymuxError, StageDeadError, from_info
-from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Stats, WakeUp
+from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Stats, Taken, WakeUp
 from polymux.metrics import Metrics, catalog
 from polymux.orchestrator.admission import admit
 from polymux.orchestrator.launch import MakeStage, RunningStage, destroy, launch, relaunch
 from polymux.orchestrator.stage_client import ProcessStage
 from polymux.orchestrator.tickets import Ticket, Tickets
 from polymux.orchestrator.watchdog import Watchdog
-from polymux.request import Capabilities, Finished, Preview, Progress, Request, StageStats
+from polymux.request import Capabilities, Finished, News, OutputChunk, Request, StageStats
 
 log = logging.getLogger(__name__)
 
@@ -77,16 +77,21 @@ class Orchestrator:
             await asyncio.wait([self._keeper])
             raise self.reason or NotReadyError(_NOT_READY["dead"])
 
-    async def generate(self, request: Request) -> AsyncGenerator[Progress | Preview | Finished]:
-        """Progress and previews, then the output. Leaving early aborts the request. Raises PolymuxError."""
-        ticket = self.submit(request)
+    def generate(self, request: Request) -> AsyncGenerator[News | Finished]:
+        """Progress, previews, parts of the output, the rest of it. The request is sent, or refused, before this
+        returns; leaving early aborts it. Raises PolymuxError."""
+        return self._follow(self.submit(request))
+
+    async def _follow(self, ticket: Ticket) -> AsyncGenerator[News | Finished]:
         try:
             async with contextlib.aclosing(ticket.events()) as events:
                 async for event in events:
                     yield event
+                    if isinstance(event, OutputChunk) and self._running is not None:
+                        self._running.stage.send(Taken(event.request_id))
         finally:
             if not ticket.ended:
-                self.abort(request.request_id)
+                self.abort(ticket.request_id)
 
     def submit(self, request: Request) -> Ticket:
         """Send a request to the stage. Raises NotReadyError, InvalidRequestError, QueueFullError."""

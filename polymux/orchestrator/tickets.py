@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 
 from polymux.errors import PolymuxError, RequestAbortedError, from_info
 from polymux.metrics import Metrics, Outcome, catalog
-from polymux.request import Event, Failed, Finished, Preview, Progress
+from polymux.request import Event, Failed, Finished, News, OutputChunk, Preview, Progress
 
 RECENT = 32  # requests
 
@@ -25,16 +25,16 @@ class Ticket:
         self.admitted = time.monotonic()
         self.started_at: float | None = None  # the stage works on it
         self.ended = False  # the consumer has its answer; the stage may still have to let go
-        self._events: asyncio.Queue[Progress | Preview | Finished | PolymuxError] = asyncio.Queue()
+        self._events: asyncio.Queue[News | Finished | PolymuxError] = asyncio.Queue()
 
     @property
     def started(self) -> bool:
         return self.started_at is not None
 
-    def put(self, event: Progress | Preview | Finished | PolymuxError) -> None:
+    def put(self, event: News | Finished | PolymuxError) -> None:
         self._events.put_nowait(event)
 
-    async def events(self) -> AsyncGenerator[Progress | Preview | Finished]:
+    async def events(self) -> AsyncGenerator[News | Finished]:
         while True:
             event = await self._events.get()
             if isinstance(event, PolymuxError):
@@ -93,8 +93,8 @@ class Tickets:
         ticket = self._tickets.get(event.request_id)
         if ticket is None:
             return
-        if isinstance(event, (Progress, Preview)):
-            if not ticket.started and (isinstance(event, Preview) or event.phase != "queued"):
+        if isinstance(event, (Progress, Preview, OutputChunk)):
+            if not ticket.started and not (isinstance(event, Progress) and event.phase == "queued"):
                 ticket.started_at = time.monotonic()
             if not ticket.ended:
                 ticket.put(event)

@@ -20,6 +20,7 @@ class ModelLimits(BaseModel):
     max_num_outputs: int
     max_generated_image_size: int = Field(description="pixels")
     max_num_frames: int
+    max_audio_seconds: float = Field(description="of one sound")
     max_prompt_length: int = Field(description="characters")
     max_body_bytes: int
     max_total_body_bytes: int = Field(description="of all requests under way together")

@@ -52,11 +52,13 @@ async def _serve(engine: EngineConfig, config: ServerConfig) -> int:
     state = ServerState(omni, config)
     http = _Server(http_config(state))
     listener = listen(config)
+    if config.video.video_dir is not None:
+        await state.videos.open()  # before the model loads: what is wrong with it should not take minutes
     stop, hurry = _signals()
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     print(f"Listening on {_url(config, listener)}", flush=True)
     try:
-        return await _live(omni, stop, serving)
+        return await _live(state, omni, stop, serving)
     finally:
         await _drain(omni, engine.process.shutdown_grace, hurry)
         http.should_exit = True
@@ -94,7 +96,7 @@ def http_config(state: ServerState) -> uvicorn.Config:
     return config
 
 
-async def _live(omni: AsyncOmni, stop: asyncio.Event, serving: asyncio.Task[None]) -> int:
+async def _live(state: ServerState, omni: AsyncOmni, stop: asyncio.Event, serving: asyncio.Task[None]) -> int:
     stopping = asyncio.create_task(stop.wait())
     starting = asyncio.create_task(omni.start())
     dead = asyncio.create_task(omni.until_dead())
@@ -104,6 +106,8 @@ async def _live(omni: AsyncOmni, stop: asyncio.Event, serving: asyncio.Task[None
             starting.result()  # raises what kept the model from loading
             if omni.capabilities is not None:
                 logger.info("%s", omni.capabilities.storage)
+                if omni.capabilities.modality == "video":
+                    await state.videos.open()
             logger.info("Ready")
             await asyncio.wait((dead, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():

@@ -10,17 +10,18 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from polymux.config import EngineConfig, ServerConfig
+from polymux.config import EngineConfig, ServerConfig, video_dir
 from polymux.errors import ModelNotFoundError
 from polymux.media.source import MediaLoader
 from polymux.metrics import Metrics
 from polymux.omni_output import OmniPreview, OmniRequestOutput
 from polymux.orchestrator.orchestrator import Status
 from polymux.prompts import Prompt
-from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress
+from polymux.request import Capabilities, OmniDiffusionSamplingParams, OutputChunk, Progress
 from polymux.server.adapter_files import AdapterFiles
 from polymux.server.http_metrics import HttpMetrics
 from polymux.server.image_store import ImageStore
+from polymux.server.video_jobs import VideoJobs
 
 
 class Generator(Protocol):
@@ -62,6 +63,16 @@ class Generator(Protocol):
         request. Raises PolymuxError."""
         ...
 
+    def stream(
+        self, prompt: Prompt, sampling_params: OmniDiffusionSamplingParams, *, request_id: str | None = None
+    ) -> AsyncGenerator[Progress | OutputChunk | OmniRequestOutput]:
+        """`generate` with large arrays in parts. Sent, or refused, before this returns. Raises PolymuxError."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request. Unknown ids are no error."""
+        ...
+
 
 class ServerState:
     """One per server."""
@@ -73,11 +84,13 @@ class ServerState:
         self.media = MediaLoader(config.media)
         self.adapters = AdapterFiles(config.adapter_files)
         self.image_files = ImageStore(config.files)
+        self.videos = VideoJobs(omni, config.video, video_dir(config))
         self.http_metrics = HttpMetrics()
         self.created = int(time.time())
 
     async def aclose(self) -> None:
         """Gives back what the routes share. The generator belongs to whoever made it."""
+        await self.videos.close()
         await self.media.aclose()
 
     @property

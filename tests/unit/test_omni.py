@@ -37,6 +37,7 @@ from polymux.request import (
     Finished,
     ImageData,
     OmniDiffusionSamplingParams,
+    OutputChunk,
     Progress,
     Request,
     RequestMetrics,
@@ -103,6 +104,13 @@ def test_latents(omni: Omni) -> None:
     (output,) = omni.generate("a", OmniDiffusionSamplingParams(seed=3, output_type="latent"))
     assert output.images == []
     assert [latent.dtype for latent in output.latents] == [np.float32]
+
+
+def test_a_video_that_comes_in_parts(omni: Omni) -> None:
+    (output,) = omni.generate("parts")
+    assert (output.error, output.modality, output.fps) == (None, "video", 8.0)
+    assert output.videos[0].shape == (6, 8, 8, 3)
+    assert output.videos[0][:, 0, 0, 0].tolist() == list(range(6))
 
 
 def test_one_that_fails_does_not_hide_the_others(omni: Omni) -> None:
@@ -333,6 +341,19 @@ def test_async_abort_and_leaving(make_stage: MakeStage) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
+def test_a_stream_gives_parts_and_refuses_at_once(make_stage: MakeStage) -> None:
+    async def scenario() -> None:
+        async with AsyncOmni.from_config(config(), make_stage) as omni:
+            with pytest.raises(InvalidRequestError):  # at once
+                omni.stream("a", OmniDiffusionSamplingParams(width=7))
+            # The stage sends a part when it hears that the one before is used up.
+            *events, output = [event async for event in omni.stream("parts", request_id="r")]
+            assert [event.start for event in events if isinstance(event, OutputChunk)] == list(range(6))
+            assert isinstance(output, OmniRequestOutput) and output.videos == []
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
 def test_outputs_of_every_kind() -> None:
     def output(modality: Any, *media: Any, output_type: Any = "pil") -> OmniRequestOutput:
         params = OmniDiffusionSamplingParams(output_type=output_type)
@@ -352,7 +373,7 @@ def test_outputs_of_every_kind() -> None:
 
 
 def test_public_names_without_torch() -> None:
-    assert set(polymux.__all__) <= set(dir(polymux)) | {"AsyncOmni", "Omni", "OmniRequestOutput"}
+    assert set(polymux.__all__) <= set(dir(polymux)) | {"AsyncOmni", "Omni", "OmniPreview", "OmniRequestOutput"}
     assert polymux.Omni is Omni
     assert polymux.OmniRequestOutput is OmniRequestOutput
     with pytest.raises(AttributeError):

@@ -47,6 +47,7 @@ GOOD = [
     {"num_frames": 1},
     {"num_frames": 9, "fps": 24},
     {"fps": 0.5},
+    {"seconds": 600},
     {"num_inference_steps": 50},
     {"guidance_scale": 0},
     {"guidance_scale": -1.5, "guidance_scale_2": 2, "true_cfg_scale": 4},
@@ -73,6 +74,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("size", {"height": 64, "width": 72}),
     *[("num_frames", {"num_frames": v}) for v in (0, -3, 2, 8, 10**9 + 1, True, 5.0)],
     *[("fps", {"fps": v}) for v in (0, -1, float("inf"), "x", True)],
+    *[("seconds", {"seconds": v}) for v in (0, -1, 600.1, float("nan"), float("inf"), "x", True)],
     *[("num_inference_steps", {"num_inference_steps": v}) for v in (0, -1, 51, 10**9, "x", 2.0, True)],
     *[("num_outputs_per_prompt", {"num_outputs_per_prompt": v}) for v in (0, -1, 5, 1000000, None, True, "1")],
     *[("seed", {"seed": v}) for v in (-1, 2**64, 1.5, "abc", True)],
@@ -149,6 +151,13 @@ def test_an_argument_that_would_be_ignored_is_refused_with_the_reason() -> None:
     with pytest.raises(InvalidRequestError, match="it takes") as caught:
         check(distilled, extra_args={"no_such": 1})
     assert "guidance_scale," not in str(caught.value)
+
+
+def test_a_sound_that_the_pipeline_would_cut_is_refused() -> None:
+    short = changed(EVERYTHING, max_seconds=30.0)
+    check(short, seconds=30)
+    with pytest.raises(InvalidRequestError, match=r"seconds=30\.5: TestPipeline makes at most 30"):
+        check(short, seconds=30.5)
 
 
 def test_required_arguments_are_demanded() -> None:

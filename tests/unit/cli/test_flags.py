@@ -10,6 +10,7 @@ import pytest
 
 from polymux.cli import generate, serve
 from polymux.cli.flags import Parser, add_group, flag_of, given
+from polymux.cli.input_files import FLAGS
 from polymux.config import EngineConfig, LimitsConfig, MemoryConfig, ServerConfig
 from polymux.knobs import Checked, build, field_type, groups_of, knob, without_none
 from polymux.prompts import request_of
@@ -98,10 +99,15 @@ def test_every_engine_flag_works_for_generate(group: str, f: dataclasses.Field[A
 
 GENERATION_FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "--size": (["64x32"], {"width": 64, "height": 32}),
+    "--num-frames": (["9"], {"num_frames": 9}),
+    "--fps": (["12.5"], {"fps": 12.5}),
+    "--seconds": (["2.5"], {"seconds": 2.5}),
+    "--audio-end-in-s": (["2.5"], {"seconds": 2.5}),
     "--steps": (["3"], {"num_inference_steps": 3}),
     "--num-inference-steps": (["3"], {"num_inference_steps": 3}),
     "--seed": (["5"], {"seed": 5}),
     "--num-images": (["2"], {"num_outputs_per_prompt": 2}),
+    "--num-outputs": (["2"], {"num_outputs_per_prompt": 2}),
     "--guidance-scale": (["1.5"], {"guidance_scale": 1.5}),
     "--guidance-scale-2": (["1.5"], {"guidance_scale_2": 1.5}),
     "--true-cfg-scale": (["4"], {"true_cfg_scale": 4.0}),
@@ -126,7 +132,8 @@ def test_every_generation_flag_reaches_the_sampling_params(flag: str) -> None:
 def test_no_generation_flag_is_untested() -> None:
     action = next(g for g in parser_of(generate)._action_groups if g.title == "Generation")
     flags = {flag for a in action._group_actions for flag in a.option_strings if flag.startswith("--")}
-    assert flags - {"--prompt", "--output", "--image"} == set(GENERATION_FLAGS)
+    media = {"--media", *("--" + name.replace("_", "-") for name in FLAGS)}
+    assert flags - {"--prompt", "--output", *media} == set(GENERATION_FLAGS)
 
 
 def test_help_is_grouped_by_the_configs_docstrings() -> None:

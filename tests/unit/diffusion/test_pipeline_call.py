@@ -45,7 +45,7 @@ def test_a_classic_pipeline_s_arguments_are_those_of_its_call() -> None:
 
 def test_a_modular_pipeline_s_arguments_are_its_blocks() -> None:
     def part(name: str | None, required: bool = False) -> Any:
-        return SimpleNamespace(name=name, required=required)
+        return SimpleNamespace(name=name, required=required, default=None)
 
     blocks = SimpleNamespace(
         inputs=[part("prompt", True), part("latents", True), part(None), part("height")],
@@ -134,6 +134,8 @@ def test_only_what_is_given_is_passed() -> None:
 def test_fields_go_by_the_name_that_the_pipeline_has() -> None:
     assert arguments(shape("frame_rate"), fps=24.0) == {"frame_rate": 24.0}
     assert arguments(shape("fps", "frame_rate"), fps=24.0) == {"fps": 24.0}
+    for name in ("audio_end_in_s", "audio_duration", "audio_duration_s"):
+        assert arguments(shape(name), seconds=2.5) == {name: 2.5}
     assert arguments(shape("sigmas"), sigmas=(1.0, 0.5)) == {"sigmas": [1.0, 0.5]}
 
 
@@ -199,7 +201,11 @@ def test_kinds_of_output() -> None:
     taken = shape("output_type")
     assert arguments(taken) == {"output_type": "pil"}
     assert arguments(taken, output_type="latent") == {"output_type": "latent"}
+    assert arguments(taken, replace(UNKNOWN, modality="audio")) == {"output_type": "np"}
     assert arguments(taken, replace(UNKNOWN, modality="video")) == {"output_type": "np"}
+    video = replace(UNKNOWN, modality="video", pipelines=("A",))
+    assert arguments(taken, video) == {"output_type": "pt"}, "on the device, until they are bytes"
+    assert arguments(taken, video, output_type="np") == {"output_type": "np"}
     assert arguments(shape()) == {}
     with pytest.raises(InvalidRequestError, match="one kind of output"):
         arguments(shape(), output_type="np")

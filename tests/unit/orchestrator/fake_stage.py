@@ -22,6 +22,7 @@ from polymux.request import (
     Event,
     Failed,
     Finished,
+    OutputChunk,
     Progress,
     Request,
     RequestMetrics,
@@ -29,6 +30,7 @@ from polymux.request import (
 )
 
 STEP_S = 0.002
+PARTS = 6
 CAPABILITIES = Capabilities(
     family="fake",
     pipeline="FakePipeline",
@@ -48,7 +50,8 @@ class FakeEngine:
     "tired" (does not wake up at the first time),
     "chatty" (writes what is no message), "parent" (has a child process that holds the socket).
     Prompts: "crash" (step raises), "die" (SIGKILL to itself), "picky" (add refuses), "odd" (add has a bug),
-    "fail" (fails at its first step), "hang" (a step that takes for ever), "touch PATH" (makes a file).
+    "fail" (fails at its first step), "hang" (a step that takes for ever), "touch PATH" (makes a file),
+    "parts" (a video in PARTS chunks, each when the one before is used up).
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -56,6 +59,7 @@ class FakeEngine:
         self.places = config.scheduler.max_num_seqs
         self.requests: dict[str, Request] = {}
         self.steps: dict[str, int] = {}
+        self.parts: dict[str, int] = {}  # chunks that are out
         self.events: list[Event] = []
         self.done = 0
         self.runs = 0
@@ -105,12 +109,27 @@ class FakeEngine:
         self.steps[request.request_id] = 0
 
     def abort(self, request_id: str) -> None:
+        self.parts.pop(request_id, None)
         if self.requests.pop(request_id, None):
             self.events.append(Failed(request_id, RequestAbortedError("aborted").info()))
 
+    def taken(self, request_id: str) -> None:
+        if request_id in self.parts:
+            self._next_part(request_id)
+
+    def _next_part(self, name: str) -> None:
+        start = self.parts[name] = self.parts.get(name, -1) + 1
+        if start < PARTS:
+            rows = to_wire(np.full((1, 8, 8, 3), start, np.uint8))
+            self.events.append(OutputChunk(name, 0, 0, (PARTS, 8, 8, 3), start, rows))
+        else:
+            del self.parts[name], self.requests[name]
+            self.events.append(Finished(name, "video", [[]], [1], RequestMetrics(), fps=8.0))
+
     def step(self) -> list[Event]:
         for request in list(self.requests.values())[: self.places]:
-            self._advance(request)
+            if request.request_id not in self.parts:
+                self._advance(request)
         if self.requests:
             self.runs += 1
             time.sleep(STEP_S)
@@ -154,6 +173,9 @@ class FakeEngine:
         self.steps[name] += 1
         self.done += 1
         self.events.append(Progress(name, "denoise", self.steps[name], total))
+        if request.prompt == "parts":
+            self._next_part(name)
+            return
         if self.steps[name] == total:
             del self.requests[name]
             self.events.append(self._finished(request))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from fake_omni import FakeOmni
 
 from polymux.cli.flags import flag_of
-from polymux.config import AccessConfig, EngineConfig, FilesConfig, HttpConfig, MediaConfig, ServerConfig
+from polymux.config import AccessConfig, EngineConfig, FilesConfig, HttpConfig, MediaConfig, ServerConfig, VideoConfig
 from polymux.errors import PolymuxError
 from polymux.knobs import groups_of
-from polymux.server import chat, errors, files, health, images, lora, models, playground, sleep
+from polymux.server import audio, chat, errors, files, health, images, lora, models, playground, sleep, videos
+from polymux.server.audio import AudioGenerationRequest
 from polymux.server.chat_protocol import ChatRequest
 from polymux.server.protocol import (
     EncodingFields,
@@ -25,6 +26,8 @@ from polymux.server.protocol import (
     SamplingFields,
 )
 from polymux.server.state import ServerState
+from polymux.server.video_protocol import VideoRequest
+from polymux.server.video_store import Status
 
 TEXT = (Path(__file__).parents[3] / "docs" / "server.md").read_text()
 CODE = set(re.findall(r"`([^`\n]+)`", TEXT))
@@ -54,6 +57,21 @@ def test_fields_of_a_chat() -> None:
     assert shared <= set(re.findall(r"`(\w+)`", section(title)))
 
 
+def test_fields_of_sound() -> None:
+    named = first_cells("POST /v1/audio/generate")
+    fields = {name for name in named if not name.startswith("x-")} - {"input", "audio_length"}
+    assert fields == set(AudioGenerationRequest.model_fields)
+
+
+def test_videos() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "video.md").read_text()
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    cells = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    routes = {name for name in first_cells("Routes") if "/v1/videos" in name and not name.startswith("HEAD")}
+    flags = {flag_of(f) for f in dataclasses.fields(VideoConfig)}
+    assert cells - {"status"} == routes | flags | {*VideoRequest.model_fields} | {*get_args(Status)}
+
+
 def test_flags_of_the_server() -> None:
     assert first_cells("Flags") == {flag_of(f) for f in dataclasses.fields(ServerConfig) if f.metadata}
     assert first_cells("Access") == {flag_of(f) for f in dataclasses.fields(AccessConfig)}
@@ -70,10 +88,13 @@ def test_every_flag_that_is_named_exists() -> None:
 
 def test_routes() -> None:
     state = ServerState(FakeOmni(), ServerConfig())
-    modules = (images, files, chat, lora, models, sleep, health, playground)
+    modules = (images, files, chat, videos, audio, lora, models, sleep, health, playground)
     routes: list[Any] = [route for module in modules for route in module.routes(state).routes]
     found = {f"{method} {r.path}" for r in routes for method in r.methods if not r.path.startswith("/playground/")}
-    documented = {name.replace("models/NAME", "models/{name:path}") for name in first_cells("Routes")}
+    documented = {
+        name.replace("models/NAME", "models/{name:path}").replace("/ID", "/{video_id}")
+        for name in first_cells("Routes")
+    }
     assert {name.replace("/NAME", "/{name}") for name in documented} == found | {"GET /openapi.json"}
 
 

@@ -124,6 +124,7 @@ FIELDS: dict[str, tuple[dict[str, Any], Any] | None] = {
     "extra_args": ({"extra_args": {"eta": 0.5, "x": [1, None, "s"]}}, {"eta": 0.5, "x": [1, None, "s"]}),
     "num_frames": None,
     "fps": None,
+    "seconds": None,
     "strength": None,
     "generator": None,
     "output_type": None,

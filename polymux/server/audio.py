@@ -1,0 +1,113 @@
+"""POST /v1/audio/generate: text in, a sound or a piece of music out, as a file.
+
+Translates between the body's words and the sampling parameters, and encodes. Whether the model can do it is checked
+behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import AliasChoices, Field
+
+from polymux.errors import GenerationError, InvalidRequestError, PolymuxError
+from polymux.media.audio import MEDIA_TYPES, AudioFormat, clipped, encode_audio
+from polymux.omni_output import OmniRequestOutput
+from polymux.request import OmniDiffusionSamplingParams
+from polymux.server.body import parse
+from polymux.server.errors import responses
+from polymux.server.generation import generate
+from polymux.server.protocol import Body
+from polymux.server.state import ServerState
+
+
+class AudioGenerationRequest(Body):
+    """POST /v1/audio/generate. A field that is null counts as not given."""
+
+    prompt: str = Field(validation_alias=AliasChoices("prompt", "input"), description="also: input")
+    model: str | None = None
+    seconds: float | None = Field(
+        None,
+        validation_alias=AliasChoices("seconds", "audio_length"),
+        description="also: audio_length; left out: the model's own",
+    )
+    response_format: AudioFormat | None = Field(None, description="default wav; pcm: 16 bits, little-endian")
+    seed: int | None = Field(None, description="left out: drawn, and told in the header x-seed")
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
+    negative_prompt: str | None = None
+    sigmas: tuple[float, ...] | None = None
+    timesteps: tuple[float, ...] | None = None
+    max_sequence_length: int | None = Field(None, description="tokens of the prompt")
+    extra_args: dict[str, Any] | None = Field(None, description="further arguments of the model's own pipeline")
+    user: str | None = Field(None, max_length=256, description="appears in the server's log line")
+
+
+_SCHEMA = {"content": {"application/json": {"schema": AudioGenerationRequest.model_json_schema()}}, "required": True}
+_FILE: dict[str, Any] = {"description": "The file", "content": {kind: {} for kind in MEDIA_TYPES.values()}}
+
+
+def routes(state: ServerState) -> APIRouter:
+    router = APIRouter()
+
+    @router.post(
+        "/v1/audio/generate",
+        response_class=Response,
+        responses=responses(400, 404, 413, 429, 500, 503) | {200: _FILE},
+        openapi_extra={"requestBody": _SCHEMA},
+    )
+    async def create_audio(request: Request) -> Response:
+        """A sound from a prompt. Leaving early cancels."""
+        try:
+            body = await parse(request, AudioGenerationRequest)
+            if body.user is not None:
+                request.state.user = body.user
+            state.check_model(body.model)
+            _check_makes_sound(state)
+        except PolymuxError:
+            state.omni.metrics.count("refused")  # all that pass here are counted behind it
+            raise
+        output = await generate(state.omni, request, body.prompt, _params(body))
+        return await asyncio.to_thread(_answer, output, body.response_format or "wav")
+
+    return router
+
+
+def _params(body: AudioGenerationRequest) -> OmniDiffusionSamplingParams:
+    return OmniDiffusionSamplingParams(
+        seconds=body.seconds,
+        seed=body.seed,
+        num_inference_steps=body.num_inference_steps,
+        guidance_scale=body.guidance_scale,
+        negative_prompt=body.negative_prompt,
+        sigmas=body.sigmas,
+        timesteps=body.timesteps,
+        max_sequence_length=body.max_sequence_length,
+        extra_args=body.extra_args or {},
+    )
+
+
+def _answer(output: OmniRequestOutput, format: AudioFormat) -> Response:
+    """Runs in a thread: encoding takes as long as many requests take to parse."""
+    if not output.audio or output.sample_rate is None:
+        raise GenerationError("the model does not say how many samples per second it made")
+    samples = output.audio[0]
+    channels, length = samples.shape if samples.ndim == 2 else (1, samples.shape[0])
+    headers = {
+        "x-sample-rate": str(output.sample_rate),
+        "x-channels": str(channels),
+        "x-duration": f"{length / output.sample_rate:.6f}",
+        "x-clipped-samples": str(clipped(samples)),
+    }
+    if output.seeds[0] is not None:
+        headers["x-seed"] = str(output.seeds[0])
+    return Response(encode_audio(samples, output.sample_rate, format), media_type=MEDIA_TYPES[format], headers=headers)
+
+
+def _check_makes_sound(state: ServerState) -> None:
+    capabilities = state.omni.capabilities
+    if capabilities is not None and capabilities.modality != "audio":
+        raise InvalidRequestError(f"the model makes {capabilities.modality}, not sound", param="model")

@@ -1,0 +1,194 @@
+"""From the body of a request for a video to a prompt, sampling parameters and the file that is wanted.
+
+Knows OpenAI's names (seconds, size, input_reference) and the engine's, and what pipelines call their media arguments,
+through the capabilities of the loaded one; knows no particular pipeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+
+from fastapi import Request
+
+from polymux.config import LimitsConfig
+from polymux.errors import InvalidRequestError
+from polymux.media.audio import Sound, resample
+from polymux.media.decode import MediaLimits, decode_audio, decode_video
+from polymux.media.video import check_fps, frames_for
+from polymux.media.video_track import VideoFormat
+from polymux.prompts import Medium, OmniPrompt
+from polymux.request import Capabilities, OmniDiffusionSamplingParams
+from polymux.server.body import parse
+from polymux.server.forms import is_form, parse_form
+from polymux.server.state import ServerState
+from polymux.server.video_protocol import VideoFields, VideoRequest
+from polymux.server.video_wish import VideoWish, Words
+
+# The pipeline's arguments that `input_reference` may mean: the first that there is.
+REFERENCES = (
+    "image",
+    "images",
+    "reference_images",
+    "input_images",
+    "image_reference",
+    "conditioning_image",
+    "control_image",
+    "video",
+)
+MAX_MEDIA_SECONDS = 3600.0  # of one input; what it may take in memory is limited beside it
+
+Media = Mapping[str, list[str | bytes]]  # uploads and URLs, by the field that they came in
+
+
+async def read(state: ServerState, request: Request) -> VideoWish:
+    """The request's body. Raises what is wrong with it, and NotReadyError."""
+    await state.omni.health()
+    capabilities = state.omni.capabilities
+    assert capabilities is not None  # they are known once the model was ready
+    if capabilities.modality != "video":
+        raise InvalidRequestError(f"the model makes {capabilities.modality}, not video", param="model")
+    body, sent = await _read(request, capabilities)
+    if body.user is not None:
+        request.state.user = body.user
+    state.check_model(body.model)
+    return await _wish(state, body, sent, capabilities)
+
+
+async def _read(request: Request, capabilities: Capabilities) -> tuple[VideoFields, Media]:
+    if is_form(request):
+        names = {"input_reference", "input_reference[image_url]", *capabilities.media}
+        fields, found = await parse_form(request, VideoFields, names)
+        return fields, {name.removesuffix("[image_url]"): items for name, items in found.items() if items}
+    body = await parse(request, VideoRequest)
+    sent: dict[str, list[str | bytes]] = {f"media.{name}": [*sources] for name, sources in (body.media or {}).items()}
+    if body.input_reference is not None:
+        sent["input_reference"] = [body.input_reference]
+    return body, sent
+
+
+async def _wish(state: ServerState, body: VideoFields, sent: Media, capabilities: Capabilities) -> VideoWish:
+    format = body.output_format or "mp4"
+    fps = _fps(body, format, capabilities)
+    frames = _frames(body, fps, capabilities)
+    width, height = (None, None) if body.size in (None, "auto") else map(int, body.size.split("x"))
+    arguments: dict[str, str] = {}
+    for name in sent:
+        argument = _argument(name, capabilities)
+        if argument in arguments:
+            raise InvalidRequestError(f"{name}: the same as {arguments[argument]}", param=name)
+        arguments[argument] = name
+    loaded = {name: await _load(state, field, sent[field], capabilities) for name, field in arguments.items()}
+    seed = secrets.randbelow(2**32) if body.seed is None else body.seed
+    prompt: OmniPrompt = {"multi_modal_data": {**loaded}}
+    if body.prompt is not None:
+        prompt["prompt"] = body.prompt
+    params = OmniDiffusionSamplingParams(
+        width=width,
+        height=height,
+        num_frames=frames,
+        fps=body.fps if "fps" in capabilities.arguments else None,
+        seed=seed,
+        num_inference_steps=body.num_inference_steps,
+        guidance_scale=body.guidance_scale,
+        guidance_scale_2=body.guidance_scale_2,
+        true_cfg_scale=body.true_cfg_scale,
+        strength=body.strength,
+        negative_prompt=body.negative_prompt,
+        sigmas=body.sigmas,
+        timesteps=body.timesteps,
+        max_sequence_length=body.max_sequence_length,
+        extra_args=body.extra_args or {},
+    )
+    defaults = capabilities.defaults
+    return VideoWish(
+        prompt=prompt,
+        params=params,
+        fps=fps,
+        format=format,
+        seed=seed,
+        words=Words(body, arguments),
+        width=width or defaults.get("width"),
+        height=height or defaults.get("height"),
+        num_frames=frames or defaults.get("num_frames"),
+    )
+
+
+def _fps(body: VideoFields, format: VideoFormat, capabilities: Capabilities) -> float:
+    """Of the file; a pipeline that takes a rate is told too."""
+    fps = body.fps if body.fps is not None else capabilities.fps
+    if fps is None:
+        raise InvalidRequestError("fps is missing: how many the model is made for is not known", param="fps")
+    try:
+        check_fps(fps, format)
+    except ValueError as error:
+        raise InvalidRequestError(str(error), param="fps") from None
+    return float(fps)
+
+
+def _frames(body: VideoFields, fps: float, capabilities: Capabilities) -> int | None:
+    if body.seconds is None:
+        return body.num_frames
+    if body.num_frames is not None:
+        what = f"num_frames={body.num_frames}: cannot be combined with seconds; the rate of the file is fps"
+        raise InvalidRequestError(what, param="num_frames")
+    if "num_frames" not in capabilities.arguments:
+        raise InvalidRequestError(f"seconds={body.seconds!r}: the model's videos have a fixed length", param="seconds")
+    return frames_for(body.seconds, fps, capabilities.frames_multiple)
+
+
+def _argument(field: str, capabilities: Capabilities) -> str:
+    """The pipeline's argument that a field of the request means. Raises InvalidRequestError."""
+    name = field.removeprefix("media.")
+    names = REFERENCES if name == "input_reference" else (name,)
+    found = next((name for name in names if name in capabilities.media), None)
+    if found is None:
+        takes = f"it takes {', '.join(capabilities.media)}" if capabilities.media else "it works from text alone"
+        raise InvalidRequestError(f"{field}: the model takes none; {takes}", param=field)
+    return found
+
+
+async def _load(state: ServerState, field: str, sources: list[str | bytes], capabilities: Capabilities) -> list[Medium]:
+    """Fetch and decode. Raises InvalidRequestError, with the client's field."""
+    name = _argument(field, capabilities)
+    if len(sources) > capabilities.media[name]:
+        allowed = f"the model takes {capabilities.media[name]}"
+        raise InvalidRequestError(f"{field}: {len(sources)} are given, {allowed}", param=field)
+    return [await _load_one(state, field, name, source, capabilities) for source in sources]
+
+
+async def _load_one(
+    state: ServerState, field: str, name: str, source: str | bytes, capabilities: Capabilities
+) -> Medium:
+    limit = state.config.media.max_media_bytes
+    data = await state.media.fetch(source, param=field, max_bytes=limit) if isinstance(source, str) else source
+    if "video" in name or "audio" in name or ("mask" in name and _is_video(data)):
+        limits = _limits(state.omni.config.limits, limit)
+        return await asyncio.to_thread(_decoded, data, "audio" in name, limits, field, capabilities)
+    return await state.media.image(data, param=field)
+
+
+def _decoded(data: bytes, sound: bool, limits: MediaLimits, param: str, capabilities: Capabilities) -> Medium:
+    """In a thread."""
+    if not sound:
+        return decode_video(data, limits, param=param).frames
+    heard = decode_audio(data, limits, param=param)
+    rate = capabilities.sample_rate
+    if rate is not None and heard.sample_rate != rate:
+        return resample(Sound(*heard), rate), rate
+    return heard.samples, heard.sample_rate
+
+
+def _limits(limits: LimitsConfig, file_bytes: int) -> MediaLimits:
+    return MediaLimits(
+        file_bytes=file_bytes,
+        pixels=limits.max_generated_image_size,
+        frames=limits.max_num_frames,
+        seconds=MAX_MEDIA_SECONDS,
+    )
+
+
+def _is_video(data: bytes) -> bool:
+    """Whether a file that may be a picture is a video: MP4, WebM or AVI."""
+    return data[4:8] == b"ftyp" or data[:4] == b"\x1aE\xdf\xa3" or data[8:12] == b"AVI "
