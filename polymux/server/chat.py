@@ -19,7 +19,7 @@ from polymux.server.chat_answer import ChatAnswer
 from polymux.server.chat_protocol import ChatCompletion, ChatRequest
 from polymux.server.chat_request import FIELD, SYSTEM_ARGUMENT, Asked, asked, check_modalities
 from polymux.server.errors import responses
-from polymux.server.generation import events, generate
+from polymux.server.generation import connected, events, generate
 from polymux.server.image_answer import Encoding
 from polymux.server.image_inputs import (
     Pictures,
@@ -81,7 +81,7 @@ async def _job(state: ServerState, request: Request, body: ChatRequest) -> Image
     pictures, size = Pictures(()), asked_size(body.size)
     if question.pictures:
         try:
-            pictures, size = await _load(state, body, question, capabilities)
+            pictures, size = await connected(request, _load(state, body, question, capabilities))
         except InvalidRequestError as error:
             raise words.of(question.located(error)) from None
     params = sampling_params(body, size, strength=body.strength)

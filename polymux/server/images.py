@@ -19,7 +19,7 @@ from polymux.server.body import parse
 from polymux.server.errors import responses
 from polymux.server.files import url_of
 from polymux.server.forms import MEDIA_TYPE, is_form, parse_form
-from polymux.server.generation import generate
+from polymux.server.generation import connected, generate
 from polymux.server.image_answer import Encoding, by_url, encoded, inline
 from polymux.server.image_inputs import (
     Sources,
@@ -111,8 +111,7 @@ def routes(state: ServerState) -> APIRouter:
     async def edit_image(request: Request) -> Response:
         """Pictures from pictures and a prompt, as a form with uploads or as JSON with URLs. Leaving early cancels."""
         with refusals_counted(state):
-            body, sources = await _edit(request)
-            job = await edit_job(state, request, body, sources, body.prompt)
+            job = await edit_job(state, request, *await _edit(request))
         return await respond(state, request, job)
 
     @router.post(
@@ -123,8 +122,7 @@ def routes(state: ServerState) -> APIRouter:
     async def vary_image(request: Request) -> Response:
         """Pictures like a picture, where the model can do that without a prompt. Leaving early cancels."""
         with refusals_counted(state):
-            body, files = await parse_form(request, ImageVariationFields, ("image",))
-            job = await edit_job(state, request, body, Sources(files["image"]), "")
+            job = await edit_job(state, request, *await _variation(request))
         return await respond(state, request, job)
 
     return router
@@ -143,29 +141,35 @@ async def _edit(request: Request) -> tuple[ImageEditFields, Sources]:
     return body, Sources(body.image or body.images or (), body.mask, field)
 
 
+async def _variation(request: Request) -> tuple[ImageVariationFields, Sources]:
+    fields, files = await parse_form(request, ImageVariationFields, ("image",))
+    return fields, Sources(files["image"])
+
+
 async def edit_job(
-    state: ServerState,
-    request: Request,
-    body: ImageEditFields | ImageVariationFields,
-    sources: Sources,
-    prompt: str,
+    state: ServerState, request: Request, body: ImageEditFields | ImageVariationFields, sources: Sources
 ) -> ImageJob:
-    """What to do for a request that brings pictures. Fetches and decodes them. Raises PolymuxError."""
+    """What to do for a request that brings pictures. Fetches and decodes them. Raises PolymuxError.
+
+    What was uploaded is not needed after that: callers keep no reference to it.
+    """
     capabilities = await admit(state, request, body)
     if isinstance(body, ImageVariationFields) and not capabilities.variations:
         raise InvalidRequestError("the model makes no variations of a picture; see /v1/images/edits", param="model")
     streaming = Streaming.of(body) if isinstance(body, ImageEditFields) else None
     check_sources(sources, capabilities)
     encoding, words = Encoding.of(body, capabilities), Words(body, client_words(capabilities, sources.field))
-    pictures = await load(state.media, sources, capabilities, state.config.media.max_input_image_size)
+    loading = load(state.media, sources, capabilities, state.config.media.max_input_image_size)
+    pictures = await connected(request, loading)
     try:
         size = output_size(body.size, pictures.pictures[0], capabilities)
         pictures, size = await asyncio.to_thread(sized, pictures, size, capabilities, state.omni.config.limits)
     except InvalidRequestError as error:
         raise words.of(error) from None
     params = sampling_params(body, size, strength=body.strength)
-    whole = prompt_of(prompt, pictures, capabilities)
-    return ImageJob(whole, params, encoding, words, body.response_format == "url", streaming)
+    text = body.prompt if isinstance(body, ImageEditFields) else ""
+    prompt = prompt_of(text, pictures, capabilities)
+    return ImageJob(prompt, params, encoding, words, body.response_format == "url", streaming)
 
 
 async def respond(state: ServerState, request: Request, job: ImageJob) -> Response:
