@@ -95,6 +95,7 @@ async def _sorted(
     form: FormData, model: type[Model], files: Collection[str], limits: HttpConfig
 ) -> tuple[Model, Files]:
     fields: dict[str, Any] = {}
+    lists: dict[str, list[Any]] = {}  # those that come item by item
     found: Files = {name: [] for name in files}
     for name, value in form.multi_items():
         plain = name.removesuffix("[]")
@@ -103,15 +104,17 @@ async def _sorted(
             continue
         if isinstance(value, UploadFile):
             raise InvalidRequestError(f"{name[:80]}: must be a plain field, without a filename", param=name[:80])
-        if name.endswith("[]") and _is_list(model, plain):
-            fields.setdefault(plain, []).append(_json(value, limits))
+        if name != plain and _is_list(model, plain):
+            lists.setdefault(plain, []).append(_json(value, limits))
         elif name in fields:
             raise InvalidRequestError(f"{name[:80]} is given more than once", param=name[:80])
         else:
             fields[name] = value if _is_text(model, name) else _json(value, limits)
+    for name in lists.keys() & fields.keys():
+        raise InvalidRequestError(f"{name} is given more than once, also as {name}[]", param=name)
     try:
         # By way of JSON, whose lists are what a strict model takes as such.
-        return model.model_validate_json(pydantic_core.to_json(fields)), found
+        return model.model_validate_json(pydantic_core.to_json(fields | lists)), found
     except ValidationError as error:
         raise from_validation(error, model) from None
 

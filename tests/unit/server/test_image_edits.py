@@ -204,6 +204,12 @@ def test_a_field_twice(field: str) -> None:
     assert "more than once" in message
 
 
+@pytest.mark.parametrize("whole", ["[1.0]", "x", "null", "1"])
+def test_a_list_both_ways(whole: str) -> None:
+    message = refused(form(("image", PNG), sigmas=whole, **{"sigmas[]": "1.0"}), "sigmas")
+    assert "more than once" in message
+
+
 def test_two_masks() -> None:
     refused(form(("image", PNG), ("mask", PNG), ("mask", PNG), omni=editor(**MASKED)), "mask")
 
