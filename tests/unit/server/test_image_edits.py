@@ -97,6 +97,8 @@ def test_a_file_that_is_no_whole_picture(content: bytes) -> None:
 def test_a_model_that_takes_no_pictures() -> None:
     omni = editor(media={}, required=("prompt",))
     assert "text alone" in refused(form(("image", PNG), omni=omni), "image")
+    omni = editor(media={"control_image": 1}, required=("prompt",))
+    assert "only control_image" in refused(form(("image", PNG), omni=omni), "image")
 
 
 def test_a_model_that_takes_no_mask() -> None:
