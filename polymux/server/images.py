@@ -48,13 +48,9 @@ from polymux.server.protocol import (
     ImagesResponse,
     ImageVariationFields,
 )
-from polymux.server.sse import MEDIA_TYPE as EVENTS
-from polymux.server.sse import stream
+from polymux.server.sse import STREAMED, stream
 from polymux.server.state import ServerState
 
-_STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"content": {EVENTS: {"schema": {"type": "string", "description": "with stream: events, see docs/server.md"}}}}
-}
 _ERRORS = responses(400, 404, 413, 429, 500, 503)
 _UPLOAD = {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
 
@@ -82,7 +78,7 @@ def routes(state: ServerState) -> APIRouter:
     @router.post(
         "/v1/images/generations",
         response_model=ImagesResponse,
-        responses=_STREAM,
+        responses=STREAMED,
         openapi_extra=_body(_json(ImageGenerationRequest)),
     )
     async def create_image(request: Request) -> Response:
@@ -105,7 +101,7 @@ def routes(state: ServerState) -> APIRouter:
     @router.post(
         "/v1/images/edits",
         response_model=ImagesResponse,
-        responses=_STREAM,
+        responses=STREAMED,
         openapi_extra=_body(_form(ImageEditFields, "image", "mask"), _json(ImageEditRequest)),
     )
     async def edit_image(request: Request) -> Response:
@@ -180,12 +176,12 @@ async def respond(state: ServerState, request: Request, job: ImageJob) -> Respon
         output = await generate(state.omni, request, job.prompt, job.params)
     except InvalidRequestError as error:
         raise job.words.of(error) from None
-    pictures = await asyncio.to_thread(encoded, output, job.encoding)
     if job.as_url:
+        pictures = await asyncio.to_thread(encoded, output, job.encoding)
         names = state.image_files.add(pictures)
         files = state.config.files
         urls = [url_of(name, request, files.public_url) for name in names]
         content = by_url(pictures, output.seeds[0], urls, int(time.time() + files.image_url_ttl))
     else:
-        content = await asyncio.to_thread(inline, pictures, output.seeds[0])
+        content = await asyncio.to_thread(lambda: inline(encoded(output, job.encoding), output.seeds[0]))
     return Response(content, media_type="application/json")
