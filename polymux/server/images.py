@@ -48,9 +48,13 @@ from polymux.server.protocol import (
     ImagesResponse,
     ImageVariationFields,
 )
-from polymux.server.sse import STREAMED, stream
+from polymux.server.sse import MEDIA_TYPE as EVENTS
+from polymux.server.sse import stream
 from polymux.server.state import ServerState
 
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {EVENTS: {"schema": {"type": "string", "description": "with stream: events, see docs/server.md"}}}}
+}
 _ERRORS = responses(400, 404, 413, 429, 500, 503)
 _UPLOAD = {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
 
@@ -78,7 +82,7 @@ def routes(state: ServerState) -> APIRouter:
     @router.post(
         "/v1/images/generations",
         response_model=ImagesResponse,
-        responses=STREAMED,
+        responses=_STREAM,
         openapi_extra=_body(_json(ImageGenerationRequest)),
     )
     async def create_image(request: Request) -> Response:
@@ -101,7 +105,7 @@ def routes(state: ServerState) -> APIRouter:
     @router.post(
         "/v1/images/edits",
         response_model=ImagesResponse,
-        responses=STREAMED,
+        responses=_STREAM,
         openapi_extra=_body(_form(ImageEditFields, "image", "mask"), _json(ImageEditRequest)),
     )
     async def edit_image(request: Request) -> Response:
