@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -48,13 +47,9 @@ from polymux.server.protocol import (
     ImagesResponse,
     ImageVariationFields,
 )
-from polymux.server.sse import MEDIA_TYPE as EVENTS
-from polymux.server.sse import stream
+from polymux.server.sse import STREAMED, stream
 from polymux.server.state import ServerState
 
-_STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"content": {EVENTS: {"schema": {"type": "string", "description": "with stream: events, see docs/server.md"}}}}
-}
 _ERRORS = responses(400, 404, 413, 429, 500, 503)
 _UPLOAD = {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
 
@@ -82,7 +77,7 @@ def routes(state: ServerState) -> APIRouter:
     @router.post(
         "/v1/images/generations",
         response_model=ImagesResponse,
-        responses=_STREAM,
+        responses=STREAMED,
         openapi_extra=_body(_json(ImageGenerationRequest)),
     )
     async def create_image(request: Request) -> Response:
@@ -105,7 +100,7 @@ def routes(state: ServerState) -> APIRouter:
     @router.post(
         "/v1/images/edits",
         response_model=ImagesResponse,
-        responses=_STREAM,
+        responses=STREAMED,
         openapi_extra=_body(_form(ImageEditFields, "image", "mask"), _json(ImageEditRequest)),
     )
     async def edit_image(request: Request) -> Response:
