@@ -161,9 +161,14 @@ def test_concurrency_is_kept(server: FakeServer, bench: Any) -> None:
         return pictures({"b64_json": picture()})
 
     server.answer = answer
-    code, result = bench("--num-prompts", "9", "--num-warmups", "0", "--max-concurrency", "3")
+    words = ("--num-prompts", "9", "--num-warmups", "0", "--max-concurrency", "3")
+    code, result = bench(*words)
     assert code == 0 and 1 < server.most <= 3
-    assert result["summary"]["client_wait"]["max"] > 0
+    assert max(request["due"] for request in result["requests"]) > 0.02, (
+        "each is due when its client has its last answer"
+    )
+    _, result = bench(*words, "--request-rate", "1000")
+    assert server.most <= 3 and result["summary"]["client_wait"]["max"] > 0.01
 
 
 def test_warm_ups_have_the_measured_shapes_and_do_not_count(server: FakeServer, bench: Any, tmp_path: Path) -> None:
