@@ -45,6 +45,11 @@ def refusal(status: int, code: str) -> Answer:
     return status, "application/json", json.dumps({"error": {"message": "no", "code": code}}).encode()
 
 
+class Quiet(ThreadingHTTPServer):
+    def handle_error(self, *_: Any) -> None:
+        """A client that left is no error."""
+
+
 class FakeServer:
     """Answers request i with `answer(body, i)`."""
 
@@ -87,7 +92,7 @@ class FakeServer:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http = Quiet(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
 
 
