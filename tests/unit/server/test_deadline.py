@@ -42,6 +42,7 @@ def test_a_generation_that_takes_longer_is_aborted(timeout: str | None, server: 
     response = call(omni, timeout, **server)
     assert (response.status_code, error_of(response)["code"]) == (504, "deadline_exceeded")
     assert error_of(response)["type"] == "server_error"
+    assert response.headers["x-should-retry"] == "false"
     assert omni.aborted == [request.request_id for request in omni.requests]
 
 
