@@ -42,8 +42,8 @@ class ErrorInfo(msgspec.Struct, frozen=True):
 
 
 class PolymuxError(Exception):
-    """Base class. `message` is one clear line; `param` names the field at fault, if it is one field; `retry_after_s` says
-    when the same may work, where that is known."""
+    """Base class. `message` is one clear line; `param` names the field at fault, if it is one field; `retry_after_s`
+    says when the same may work, where that is known."""
 
     status = 500
     code = "internal_error"

@@ -27,6 +27,7 @@ from polymux.errors import (
 from polymux.server.deadline import set_deadline
 from polymux.server.errors import error_body, error_headers, from_validation
 from polymux.server.json_guard import check_json
+from polymux.server.log import note
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -43,7 +44,7 @@ async def parse(request: Request, model: type[Model]) -> Model:
         body = model.model_validate_json(content)
     except ValidationError as error:
         raise from_validation(error, model) from None
-    request.state.asked = body  # for the log, if it is to have it
+    note(request, body)
     return body
 
 

@@ -22,6 +22,7 @@ from polymux.config import HttpConfig
 from polymux.errors import InvalidRequestError, MediaTypeError
 from polymux.server.errors import from_validation
 from polymux.server.json_guard import check_json
+from polymux.server.log import note
 
 Model = TypeVar("Model", bound=BaseModel)
 Files = dict[str, list[str | bytes]]  # by field: an upload's bytes, or the text of a field that names a file elsewhere
@@ -47,7 +48,7 @@ async def parse_form(request: Request, model: type[Model], files: Collection[str
     form = await _read(request)
     try:
         body, found = await _sorted(form, model, files, request.state.limits)
-        request.state.asked = body  # for the log, if it is to have it
+        note(request, body)
         return body, found
     finally:
         await form.close()
