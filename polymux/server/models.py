@@ -29,6 +29,7 @@ class ModelLimits(BaseModel):
     max_json_values: int = Field(description="values in a body")
     max_connections: int
     receive_timeout: float = Field(description="seconds that the headers, and then the body, may take to arrive")
+    send_timeout: float = Field(description="seconds that a client may take nothing of its answer")
     request_timeout: float | None = Field(description="seconds until a request is given up; null: no limit")
     max_media_bytes: int = Field(description="of one file")
     max_input_image_size: int = Field(description="pixels")

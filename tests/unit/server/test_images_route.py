@@ -283,6 +283,7 @@ def test_errors_of_the_engine(error: Exception, status: int, code: str) -> None:
     response = post(BASE, omni)
     assert (response.status_code, error_of(response)["code"]) == (status, code)
     assert ("retry-after" in response.headers) == (status == 429)
+    assert (response.headers.get("x-should-retry") == "false") == (status == 500)
 
 
 @pytest.mark.parametrize(
