@@ -13,13 +13,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import AliasChoices, Field
 
-from polymux.errors import GenerationError, InvalidRequestError, PolymuxError
+from polymux.errors import GenerationError, InvalidRequestError
 from polymux.media.audio import MEDIA_TYPES, AudioFormat, clipped, encode_audio
 from polymux.omni_output import OmniRequestOutput
 from polymux.request import OmniDiffusionSamplingParams
 from polymux.server.body import parse
 from polymux.server.errors import responses
 from polymux.server.generation import generate
+from polymux.server.image_request import refusals_counted
 from polymux.server.protocol import Body
 from polymux.server.state import ServerState
 
@@ -61,15 +62,12 @@ def routes(state: ServerState) -> APIRouter:
     )
     async def create_audio(request: Request) -> Response:
         """A sound from a prompt. Leaving early cancels."""
-        try:
+        with refusals_counted(state):
             body = await parse(request, AudioGenerationRequest)
             if body.user is not None:
                 request.state.user = body.user
             state.check_model(body.model)
-            _check_makes_sound(state)
-        except PolymuxError:
-            state.omni.metrics.count("refused")  # all that pass here are counted behind it
-            raise
+            await _check_makes_sound(state)
         output = await generate(state.omni, request, body.prompt, _params(body))
         return await asyncio.to_thread(_answer, output, body.response_format or "wav")
 
@@ -107,7 +105,9 @@ def _answer(output: OmniRequestOutput, format: AudioFormat) -> Response:
     return Response(encode_audio(samples, output.sample_rate, format), media_type=MEDIA_TYPES[format], headers=headers)
 
 
-def _check_makes_sound(state: ServerState) -> None:
+async def _check_makes_sound(state: ServerState) -> None:
+    """Raises NotReadyError, and InvalidRequestError if the model makes something else."""
+    await state.omni.health()
     capabilities = state.omni.capabilities
     if capabilities is not None and capabilities.modality != "audio":
         raise InvalidRequestError(f"the model makes {capabilities.modality}, not sound", param="model")
