@@ -8,6 +8,7 @@ ends early or has broken frames is refused as a whole. Knows neither HTTP nor mo
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -202,6 +203,8 @@ class _Reader:
         if not self.blocks:
             raise self.refuse("the file holds no samples")
         samples = np.concatenate(self.blocks, axis=1)
+        if audio.duration is not None and audio.time_base is not None:  # the last block is filled up with silence
+            samples = samples[:, : math.ceil(audio.duration * audio.time_base * audio.rate)]
         if not np.isfinite(samples).all():
             raise self.refuse("its samples are not all finite")
         return Sound(samples, audio.rate)
