@@ -113,8 +113,11 @@ def _opened(source: bytes | Path, limits: MediaLimits, param: str) -> Iterator[I
             file.seek(0)
             if size > limits.file_bytes:
                 raise InvalidRequestError(f"{param}: {size} bytes: allowed are {limits.file_bytes}", param=param)
+            # Opening decodes a first frame, which must not be huge. As coded, frames are larger by up to a block.
+            options = {"max_pixels": str(2 * limits.pixels + 2**16)}
+            demuxer = _demuxer(file, param)
             # The open file is all that the demuxer gets, so it cannot reach any other.
-            with av.open(file, "r", format=_demuxer(file, param), metadata_errors="replace") as container:
+            with av.open(file, "r", format=demuxer, options=options, metadata_errors="replace") as container:
                 yield container
     except (av.FFmpegError, EOFError, OverflowError, ValueError) as error:
         raise InvalidRequestError(f"{param}: not a whole media file: {error}", param=param) from None
@@ -240,7 +243,9 @@ class _Reader:
             raise self.refuse(f"more than {self.limits.decoded_bytes} bytes when decoded")
 
     def _check_size(self, width: int, height: int) -> None:
-        if not 1 <= width * height <= self.limits.pixels:
+        if not width or not height:
+            raise self.refuse(f"frames of no size that can be read: allowed are {self.limits.pixels} pixels")
+        if width * height > self.limits.pixels:
             raise self.refuse(f"frames of {width}x{height} pixels: allowed are {self.limits.pixels}")
 
     def _check_frames(self, frames: int) -> None:

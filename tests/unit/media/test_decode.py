@@ -82,6 +82,15 @@ def test_limits_hold(change: dict[str, Any], named: str, format: Any) -> None:
     assert caught.value.param == "input_reference" and caught.value.status == 400
 
 
+@pytest.mark.parametrize("format", ["mp4", "webm", "gif"])
+def test_a_huge_frame_is_refused(format: Any) -> None:
+    target = io.BytesIO()
+    encode_video(np.zeros((1, 1024, 1024, 3), np.uint8), 8, target, format=format)
+    for pixels in (1, 100, 512 * 1024):
+        with pytest.raises(InvalidRequestError, match=f"allowed are {pixels}"):
+            decode_video(target.getvalue(), limits(pixels=pixels))
+
+
 @pytest.mark.parametrize("format", ["wav", "flac", "mp3", "opus"])
 def test_limits_hold_for_sound(format: AudioFormat) -> None:
     data = encode_audio(STEREO, 48000, format)
