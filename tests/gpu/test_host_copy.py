@@ -27,13 +27,14 @@ def test_the_bytes_are_those_of_the_host(dtype: torch.dtype) -> None:
     values = torch.rand(33, 3, 120, 208, generator=torch.Generator().manual_seed(0)).to(dtype)
     wanted = (values.float().numpy() * 255).round().clip(0, 255).astype(np.uint8).transpose(0, 2, 3, 1)
     source, busy = values.to(DEVICE), torch.rand(4096, 4096, device=DEVICE)
+    parts: list[ArrayData] = []
     copy = HostCopy(DEVICE, 2 * 120 * 208 * 3)
     for _ in range(3):
         for _ in range(20):
             busy = (busy @ busy).clamp(0, 1)
         made = source.clone()
         after = copy.mark()
-        parts: list[ArrayData] = []
+        parts.clear()
         raw = RawOutput([made], [], frames=True, channels_first=True)
         assert copy.run(raw, after, lambda medium, shape, start, rows: parts.append(rows)) == []
         assert np.array_equal(np.concatenate([np.asarray(from_wire(part)) for part in parts]), wanted)
