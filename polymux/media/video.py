@@ -45,7 +45,7 @@ SOUNDING: tuple[VideoFormat, ...] = tuple(_SOUND)  # formats that hold sound
 _LOSSLESS_SOUND: dict[VideoFormat, AudioCodec] = {"mp4": "alac"}
 _MAX_FPS: dict[VideoFormat, int] = {"mp4": 1000, "webm": 500, "gif": 50, "webp": 500}
 _MIN_FPS = Fraction(1, 100)
-_MAX_SIDE = 16384
+_MAX_SIDE = 16383  # of all formats
 _CHUNK = 16  # frames
 
 
