@@ -64,9 +64,10 @@ def test_slices(tiny_checkpoint: Callable[..., Path]) -> None:
 
 
 def test_a_model_whose_autoencoder_has_none(tiny_checkpoint: Callable[..., Path]) -> None:
-    config = EngineConfig.from_flat(model=str(tiny_checkpoint("stable-audio")), vae_use_tiling=True)
-    with pytest.raises(ConfigError, match="--vae-use-tiling: not offered by AutoencoderOobleck") as caught:
-        DiffusionEngine.load(config)
-    assert caught.value.param == "vae_use_tiling"
+    for knob, flag in (("vae_use_tiling", "--vae-use-tiling"), ("vae_use_slicing", "--vae-use-slicing")):
+        config = EngineConfig.from_flat(model=str(tiny_checkpoint("longcat-audiodit")), **{knob: True})
+        with pytest.raises(ConfigError, match=f"{flag}: not offered by LongCatAudioDiTVae") as caught:
+            DiffusionEngine.load(config)
+        assert caught.value.param == knob
     with pytest.raises(ConfigError, match="a model without autoencoder"):
         enable_pieces({"transformer": torch.nn.Identity()}, MemoryConfig(vae_use_slicing=True))
