@@ -107,6 +107,8 @@ class MemoryConfig(Checked):
     enable_distributed_layerwise_offload: bool = knob(
         False, "layerwise, for several ranks or several engines of one host"
     )
+    vae_use_tiling: bool = knob(False, "the autoencoder works on large pictures and videos tile by tile")
+    vae_use_slicing: bool = knob(False, "the autoencoder works on one picture of a batch at a time")
     gpu_memory_limit_gib: float | Literal["auto"] | None = knob(
         None, "use at most this much device memory and choose what to offload; auto: what is free", minimum=0
     )

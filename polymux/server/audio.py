@@ -1,4 +1,4 @@
-"""POST /v1/audio/generate: text in, a sound or a piece of music out, as a file.
+"""POST /v1/audio/generate: text in, and sound where the model takes some; a sound or a piece of music out, as a file.
 
 Translates between the body's words and the sampling parameters, and encodes. Whether the model can do it is checked
 behind it.
@@ -13,15 +13,19 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import AliasChoices, Field
 
-from polymux.errors import GenerationError, InvalidRequestError, PolymuxError
+from polymux.errors import GenerationError, InvalidRequestError
 from polymux.media.audio import MEDIA_TYPES, AudioFormat, clipped, encode_audio
 from polymux.omni_output import OmniRequestOutput
-from polymux.request import OmniDiffusionSamplingParams
+from polymux.prompts import OmniPrompt
+from polymux.request import Capabilities, OmniDiffusionSamplingParams
 from polymux.server.body import parse
 from polymux.server.errors import responses
 from polymux.server.generation import generate
+from polymux.server.image_request import refusals_counted
+from polymux.server.media_inputs import load
 from polymux.server.protocol import Body
 from polymux.server.state import ServerState
+from polymux.server.video_protocol import Sources
 
 
 class AudioGenerationRequest(Body):
@@ -42,6 +46,7 @@ class AudioGenerationRequest(Body):
     sigmas: tuple[float, ...] | None = None
     timesteps: tuple[float, ...] | None = None
     max_sequence_length: int | None = Field(None, description="tokens of the prompt")
+    media: dict[str, Sources] | None = Field(None, description="input sound, by the pipeline's argument for it")
     extra_args: dict[str, Any] | None = Field(None, description="further arguments of the model's own pipeline")
     user: str | None = Field(None, max_length=256, description="appears in the server's log line")
 
@@ -61,16 +66,16 @@ def routes(state: ServerState) -> APIRouter:
     )
     async def create_audio(request: Request) -> Response:
         """A sound from a prompt. Leaving early cancels."""
-        try:
+        with refusals_counted(state):
             body = await parse(request, AudioGenerationRequest)
             if body.user is not None:
                 request.state.user = body.user
             state.check_model(body.model)
-            _check_makes_sound(state)
-        except PolymuxError:
-            state.omni.metrics.count("refused")  # all that pass here are counted behind it
-            raise
-        output = await generate(state.omni, request, body.prompt, _params(body))
+            prompt = await _prompt(state, body, await _sound_model(state))
+        try:
+            output = await generate(state.omni, request, prompt, _params(body))
+        except InvalidRequestError as error:
+            raise _in_words_of(body, error) from None
         return await asyncio.to_thread(_answer, output, body.response_format or "wav")
 
     return router
@@ -107,7 +112,26 @@ def _answer(output: OmniRequestOutput, format: AudioFormat) -> Response:
     return Response(encode_audio(samples, output.sample_rate, format), media_type=MEDIA_TYPES[format], headers=headers)
 
 
-def _check_makes_sound(state: ServerState) -> None:
+async def _sound_model(state: ServerState) -> Capabilities:
+    """What the model can do. Raises NotReadyError, and InvalidRequestError if it makes something else."""
+    await state.omni.health()
     capabilities = state.omni.capabilities
-    if capabilities is not None and capabilities.modality != "audio":
+    assert capabilities is not None  # they are known once the model was ready
+    if capabilities.modality != "audio":
         raise InvalidRequestError(f"the model makes {capabilities.modality}, not sound", param="model")
+    return capabilities
+
+
+async def _prompt(state: ServerState, body: AudioGenerationRequest, can: Capabilities) -> OmniPrompt:
+    media = {
+        name: await load(state, f"media.{name}", name, sources, can) for name, sources in (body.media or {}).items()
+    }
+    return {"prompt": body.prompt, "multi_modal_data": {**media}}
+
+
+def _in_words_of(body: AudioGenerationRequest, error: InvalidRequestError) -> InvalidRequestError:
+    """The same error, about the field that the client sent."""
+    for field, names in (("media", body.media), ("extra_args", body.extra_args)):
+        if error.param is not None and error.param in (names or {}):
+            return type(error)(f"{field}.{error.message}", param=f"{field}.{error.param}")
+    return error

@@ -54,6 +54,10 @@ class ModelAbilities(BaseModel):
     previews: bool = Field(description="a stream may have partial_images; if not, `refused` says why")
     size_multiple: int = Field(description="width and height must be multiples of it")
     lora: bool = Field(description="requests may name adapters")
+    frames_multiple: int = Field(description="num_frames must be 1 more than a multiple of it")
+    fps: float | None = Field(description="frames per second of its videos, unless a request says otherwise")
+    sample_rate: int | None = Field(description="samples per second of its sound")
+    max_seconds: float | None = Field(description="of a sound; null: as far as is known, only limits.max_audio_seconds")
     merges: bool = Field(description="whether requests are batched")
     dtype: str
     parameters: int
@@ -127,6 +131,10 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         previews=can.previews,
         size_multiple=can.size_multiple,
         lora=can.lora,
+        frames_multiple=can.frames_multiple,
+        fps=can.fps,
+        sample_rate=can.sample_rate,
+        max_seconds=can.max_seconds,
         merges=can.merges,
         dtype=can.dtype,
         parameters=can.parameters,
