@@ -15,7 +15,6 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from polymux.config import HttpConfig
 from polymux.errors import (
     BadHttpError,
     MediaTypeError,
@@ -28,6 +27,7 @@ from polymux.server.deadline import set_deadline
 from polymux.server.errors import error_body, error_headers, from_validation
 from polymux.server.json_guard import check_json
 from polymux.server.log import note
+from polymux.server_config import HttpConfig
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -18,11 +18,11 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from polymux.config import HttpConfig
 from polymux.errors import InvalidRequestError, MediaTypeError
 from polymux.server.errors import from_validation
 from polymux.server.json_guard import check_json
 from polymux.server.log import note
+from polymux.server_config import HttpConfig
 
 Model = TypeVar("Model", bound=BaseModel)
 Files = dict[str, list[str | bytes]]  # by field: an upload's bytes, or the text of a field that names a file elsewhere

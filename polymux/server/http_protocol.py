@@ -12,9 +12,9 @@ from typing import ClassVar
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from polymux.config import HttpConfig
 from polymux.errors import BadHttpError, HeadersTooLargeError, OverloadedError, PolymuxError, ReceiveTimeoutError
 from polymux.server.errors import error_body, error_headers
+from polymux.server_config import HttpConfig
 
 
 def protocol_for(config: HttpConfig) -> type[HttpProtocol]:

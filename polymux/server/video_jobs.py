@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from polymux.config import VideoConfig
 from polymux.errors import GenerationError, PolymuxError, StorageError, StorageFullError, VideoNotFoundError
 from polymux.omni_output import OmniRequestOutput
 from polymux.prompts import Prompt
@@ -27,6 +26,7 @@ from polymux.server.errors import error_body
 from polymux.server.video_file import VideoFile, Written
 from polymux.server.video_store import JobError, Order, VideoRecord, VideoStore, expiry
 from polymux.server.video_wish import VideoWish
+from polymux.server_config import VideoConfig
 
 logger = logging.getLogger("polymux.server")
 

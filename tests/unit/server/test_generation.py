@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from fake_omni import CAPABILITIES, FakeOmni
 
-from polymux.config import ServerConfig
 from polymux.server.app import build_app
 from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 
 pytestmark = pytest.mark.anyio
 

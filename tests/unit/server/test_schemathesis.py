@@ -20,10 +20,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from polymux.config import ServerConfig
 from polymux.knobs import build
 from polymux.server.app import build_app
 from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 
 EXAMPLES = 20  # per route
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
