@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from polymux.errors import PolymuxError
-from polymux.request import OmniDiffusionSamplingParams, Progress
+from polymux.request import OmniDiffusionSamplingParams, OutputChunk, Progress
 from polymux.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ __all__ = [
     "OmniDiffusionSamplingParams",
     "OmniPreview",
     "OmniRequestOutput",
+    "OutputChunk",
     "PolymuxError",
     "Progress",
     "__version__",

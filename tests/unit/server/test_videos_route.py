@@ -421,6 +421,21 @@ def test_bad_requests(fields: dict[str, Any], param: str, message: str, tmp_path
     run(scenario, tmp_path)
 
 
+def test_what_the_model_takes_is_told(tmp_path: Path) -> None:
+    async def scenario(http: httpx.AsyncClient, omni: FakeVideoOmni) -> None:
+        can = (await http.get("/v1/models")).json()["data"][0]["capabilities"]
+        assert (can["defaults"], can["fps"], can["frames_multiple"]) == (
+            {"height": 32, "width": 48, "num_frames": 9},
+            8,
+            4,
+        )
+        assert can["media"]["reference_images"] == 3
+        video = await create(http)
+        assert (video["size"], video["num_frames"], video["seconds"]) == ("48x32", 9, "1.125")
+
+    run(scenario, tmp_path)
+
+
 def test_other_refusals(tmp_path: Path) -> None:
     async def scenario(http: httpx.AsyncClient, omni: FakeVideoOmni) -> None:
         assert (await http.post(VIDEOS, json={"prompt": "a", "model": "x"})).status_code == 404
