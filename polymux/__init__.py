@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from polymux.errors import PolymuxError
-from polymux.request import LoRARequest, OmniDiffusionSamplingParams, Progress
+from polymux.request import LoRARequest, OmniDiffusionSamplingParams, OutputChunk, Progress
 from polymux.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ __all__ = [
     "OmniDiffusionSamplingParams",
     "OmniPreview",
     "OmniRequestOutput",
+    "OutputChunk",
     "PolymuxError",
     "Progress",
     "__version__",

@@ -55,6 +55,7 @@ class ModelAbilities(BaseModel):
     size_multiple: int = Field(description="width and height must be multiples of it")
     lora: bool = Field(description="requests may name adapters")
     frames_multiple: int = Field(description="num_frames must be 1 more than a multiple of it")
+    defaults: dict[str, int] = Field(description="height, width and num_frames that it uses if they are left out")
     fps: float | None = Field(description="frames per second of its videos, unless a request says otherwise")
     sample_rate: int | None = Field(description="samples per second of its sound")
     max_seconds: float | None = Field(description="of a sound; null: as far as is known, only limits.max_audio_seconds")
@@ -132,6 +133,7 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         size_multiple=can.size_multiple,
         lora=can.lora,
         frames_multiple=can.frames_multiple,
+        defaults=can.defaults,
         fps=can.fps,
         sample_rate=can.sample_rate,
         max_seconds=can.max_seconds,

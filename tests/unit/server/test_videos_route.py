@@ -8,6 +8,7 @@ import errno
 import io
 import json
 import random
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from fake_omni import FakeOmni, client
 from fake_video_omni import FakeVideoOmni, serving
 from PIL import Image
 
-from polymux.errors import OutOfMemoryError
+from polymux.errors import OutOfMemoryError, StorageFullError
 from polymux.media.video import VideoWriter, encode_video
 from polymux.server.video_store import VideoStore
 
@@ -252,6 +253,43 @@ def test_failures(tmp_path: Path) -> None:
     run(scenario, tmp_path)
 
 
+def test_a_job_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def insert(*_: Any) -> None:
+        raise sqlite3.DatabaseError("a bug")
+
+    async def scenario(http: httpx.AsyncClient, omni: FakeVideoOmni) -> None:
+        assert (await http.get(VIDEOS)).status_code == 200
+        monkeypatch.setattr(VideoStore, "insert", insert)
+        response = await http.post(VIDEOS, json={"prompt": "a"})
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+        while omni.live:
+            await asyncio.sleep(0.005)
+        monkeypatch.undo()
+        assert (await ended(http, await create(http)))["status"] == "completed"
+
+    run(scenario, tmp_path)
+
+
+def test_a_failure_that_cannot_be_written_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise StorageFullError("the disk is full")
+
+    async def scenario(http: httpx.AsyncClient, omni: FakeVideoOmni) -> None:
+        omni.fails_with = OutOfMemoryError("too large")
+        with monkeypatch.context() as patch:
+            patch.setattr(VideoStore, "fail", fail)
+            video = await create(http)
+            while omni.live:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.05)
+            assert (await get(http, video))["status"] == "in_progress"
+        omni.fails_with = None
+        await create(http)  # whose end makes the server look
+        assert (await ended(http, video))["error"]["code"] == "out_of_memory"
+
+    run(scenario, tmp_path)
+
+
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = [True]
     add = VideoWriter.add_frames
@@ -417,6 +455,21 @@ def test_bad_requests(fields: dict[str, Any], param: str, message: str, tmp_path
             assert (response.status_code, error["param"]) == (400, param), error
             assert message in error["message"]
         assert omni.live == set()
+
+    run(scenario, tmp_path)
+
+
+def test_what_the_model_takes_is_told(tmp_path: Path) -> None:
+    async def scenario(http: httpx.AsyncClient, omni: FakeVideoOmni) -> None:
+        can = (await http.get("/v1/models")).json()["data"][0]["capabilities"]
+        assert (can["defaults"], can["fps"], can["frames_multiple"]) == (
+            {"height": 32, "width": 48, "num_frames": 9},
+            8,
+            4,
+        )
+        assert can["media"]["reference_images"] == 3
+        video = await create(http)
+        assert (video["size"], video["num_frames"], video["seconds"]) == ("48x32", 9, "1.125")
 
     run(scenario, tmp_path)
 
