@@ -55,7 +55,9 @@ def check(request: Request) -> bool:
     except InvalidRequestError as error:
         assert error.param is not None
         assert len(error.message) < 1000
+        assert len(error.param) < 200
         error.message.encode()
+        error.param.encode()
         return False
     arrived = to_stage.decode(frame(Add(request))[4:])
     assert isinstance(arrived, Add)
@@ -79,6 +81,9 @@ def as_it_travels(value: Any) -> Any:
 @pytest.mark.parametrize("name", FIELDS)
 @given(value=values)
 @example(value=None)
+@example(value={"\ud800": 1})
+@example(value={"x" * 40_000: 1})
+@example(value={"\ud800": object()})
 def test_any_value_in_a_sampling_field(name: str, value: Any) -> None:
     params = OmniDiffusionSamplingParams(**{name: value})
     accepted = check(Request(request_id="r", prompt="a", params=params))
