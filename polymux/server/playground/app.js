@@ -117,8 +117,8 @@ async function choose(result) {
 
 /** What can be done with a result: [words, act, class]. */
 function actionsOf(result) {
-  const fetched = (act) => async () => {
-    await choose(result);
+  const withFile = (act) => async () => {
+    if (result.url === null) await choose(result);
     if (result.url !== null) act();
   };
   const save = () => Object.assign(document.createElement("a"), { href: result.url, download: result.name }).click();
@@ -127,12 +127,12 @@ function actionsOf(result) {
     $("#prompt").focus();
     say("The form has the settings of this result");
   };
-  const use = () => form.pickerOf(result.blob.type)?.add([new File([result.blob], result.name, { type: result.blob.type })]);
+  const use = () => form.pickerOf(result.type)?.add([new File([result.blob], result.name, { type: result.type })]);
   const known = result.request !== null;
   return [
     known && ["Use these settings", again, "soft"],
-    ["Download", result.url === null ? fetched(save) : save],
-    result.blob !== null && form.pickerOf(result.blob.type) && ["Use as input", use],
+    ["Download", withFile(save)],
+    form.pickerOf(result.type) && ["Use as input", withFile(use)],
     known && ["Copy as curl", (button) => copyAs("curl", result.request, button)],
     known && ["Copy as Python", (button) => copyAs("python", result.request, button)],
     result.remote === null ? ["Remove", () => gallery.remove(result), "quiet"] : ["Delete", () => removeKept(result), "quiet"],

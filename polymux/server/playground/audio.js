@@ -10,6 +10,7 @@ export const words = {
   one: "sound",
   many: "sounds",
   placeholder: "Describe the sound",
+  avoided: "What it should not sound like",
   empty: "Your sounds appear here.",
   kept: "Kept in this tab only: reloading the page empties it.",
 };

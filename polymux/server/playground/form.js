@@ -55,6 +55,7 @@ export class Form {
     const { can, limits } = model;
     this.#offerFiles();
     $("#prompt").placeholder = model.kind.words.placeholder;
+    $("#negative_prompt").placeholder = model.kind.words.avoided;
     this.#limit("num_inference_steps", 1, limits.max_inference_steps);
     this.#limit("n", 1, limits.max_num_outputs);
     for (const id of ["width", "height"]) this.#limit(id, can.size_multiple, null, can.size_multiple);
@@ -62,7 +63,7 @@ export class Form {
     this.#limit("seconds", 0, can.modality === "audio" ? model.longest : null, "any");
     $("#fps").placeholder = can.fps ?? "needed";
     $("#num_frames-hint").hidden = !(can.frames_multiple > 1);
-    $("#num_frames-hint").textContent = `1 more than a multiple of ${can.frames_multiple}`;
+    $("#num_frames-hint").textContent = `1 more than a multiple of\u00a0${can.frames_multiple}`;
     this.#offerSizes();
     this.#offer();
   }

@@ -13,15 +13,15 @@ export function viewOf(result) {
 
 /**
  * A result: its file, and how it came to be. `facts` are pairs of words to show, `request` what gives it again if that is
- * known. Where `blob` is null, `load` gets it; `remote` is its id where the server keeps it.
+ * known. Where `blob` is null, `load` gets it, and `type` says what it will be; `remote` is its id where the server keeps it.
  */
 export class Result {
-  constructor(kind, { blob, load = null, remote = null, extension, seed, prompt = null, request, facts }) {
+  constructor(kind, { blob, type = blob?.type, load = null, remote = null, extension, seed, prompt = null, request, facts }) {
     count += 1;
     this.id = count;
     this.name = `polymux-${count}${seed === null ? "" : `-seed-${seed}`}.${extension}`;
     this.prompt = prompt ?? request.fields.prompt ?? "";
-    Object.assign(this, { kind, remote, request, facts, blob: null, url: null });
+    Object.assign(this, { kind, type, remote, request, facts, blob: null, url: null });
     this.loading = null;
     this.get = load;
     if (blob) this.#have(blob);

@@ -10,6 +10,7 @@ export const words = {
   one: "picture",
   many: "pictures",
   placeholder: "Describe the picture",
+  avoided: "What it should not show",
   empty: "Your pictures appear here.",
   kept: "Kept in this tab only: reloading the page empties it.",
 };

@@ -1,7 +1,7 @@
 /**
  * What the page can make, by the modality that GET /v1/models says. A kind is a module that exports
  *
- *   words          {one, many, placeholder, empty, kept}: what the page says
+ *   words          {one, many, placeholder, avoided, empty, kept}: what the page says
  *   told           names of fields that the facts of its results tell in other words
  *   sizes          [title, [[width, height], ...]] to choose from
  *   takes          (field, model): whether requests have the field

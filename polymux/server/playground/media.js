@@ -2,16 +2,21 @@
 
 import { $ } from "./dom.js";
 
-const TITLES = { image: "Input picture", video: "Input video", audio: "Input sound" };
+const TITLES = { image: "Input picture", video: "Input video", audio: "Input sound", last_image: "Last frame" };
 
 /** All that the pipeline takes; its names say what they hold. */
 export function mediaInputs({ can }) {
   return Object.entries(can.media).map(([name, most]) => {
-    const title = TITLES[name] ?? `${name[0].toUpperCase()}${name.slice(1).replaceAll("_", " ")}`;
+    const title = name === "image" && "last_image" in can.media ? "First frame" : (TITLES[name] ?? titleOf(name));
     const up = most > 1 ? ` (up to ${most})` : "";
     const hint = "Choose, drop or paste";
     return { name, argument: name, title: title + up, accept: acceptOf(name), most, needed: can.required.includes(name), hint };
   });
+}
+
+function titleOf(name) {
+  const said = name.replace(/^src_/, "source_").replaceAll("_", " ");
+  return said[0].toUpperCase() + said.slice(1);
 }
 
 /** Which files the server expects in an argument. */

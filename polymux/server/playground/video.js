@@ -11,6 +11,7 @@ export const words = {
   one: "video",
   many: "videos",
   placeholder: "Describe the video",
+  avoided: "What it should not show",
   empty: "Your videos appear here.",
   kept: "All videos that the server keeps, until their time is over or somebody deletes them.",
 };
@@ -129,6 +130,7 @@ function result(job, request) {
   return {
     kind: "result",
     blob: null,
+    type: TYPES[job.output_format],
     load: async () => (await download(`v1/videos/${job.id}/content`)).blob,
     remote: job.id,
     extension: job.output_format,
@@ -172,17 +174,18 @@ const requests = {
 
 export function view(made) {
   const label = { "aria-label": `Video of: ${made.prompt}` };
-  if (made.blob.type.startsWith("image/")) return element("img", { src: made.url, alt: `Video of: ${made.prompt}`, className: "picture" });
+  if (made.type.startsWith("image/")) return element("img", { src: made.url, alt: `Video of: ${made.prompt}`, className: "picture" });
   const moving = { controls: true, loop: true, muted: true, playsInline: true, autoplay: !calm() };
   return element("video", { ...moving, src: made.url, className: "picture", attributes: label });
 }
 
 export function thumbnail(made) {
   if (made.url === null) return icon("film");
-  if (made.blob.type.startsWith("image/")) return element("img", { src: made.url, alt: "" });
-  return element("video", { src: made.url, muted: true, preload: "metadata", playsInline: true, attributes: { "aria-hidden": "true" } });
+  if (made.type.startsWith("image/")) return element("img", { src: made.url, alt: "" });
+  return element("video", { src: made.url, muted: true, preload: "auto", playsInline: true, attributes: { "aria-hidden": "true" } });
 }
 
+const TYPES = { mp4: "video/mp4", webm: "video/webm", gif: "image/gif", webp: "image/webp" };
 const fileOf = ({ fields }) => `video.${fields.output_format ?? "mp4"}`;
 
 export const curl = (request, url, hasKey) => curlToFile(request, url("v1/videos/sync"), fileOf(request), hasKey);

@@ -33,9 +33,13 @@ def test_only_what_the_model_takes_is_offered(fake: Fake, videos: Page) -> None:
     expect(videos.locator("[data-field=strength]")).to_be_visible()
 
 
-def test_a_job_with_progress_and_its_video(fake: Fake, videos: Page) -> None:
+def test_a_job_with_progress_and_its_video(fake: Fake, tab: Callable[..., Page]) -> None:
     fake.api_key = "secret"
-    videos.evaluate("sessionStorage.setItem('polymux-api-key', 'secret')")
+    fake.capabilities = CAPABILITIES | VIDEO
+    videos = tab(fake.url, IMPATIENT)
+    videos.fill("#api-key", "secret")
+    videos.keyboard.press("Enter")
+    ready(videos)
     fake.hold_at = 40
     videos.fill("#prompt", "waves")
     videos.fill("#negative_prompt", "rain")
@@ -78,7 +82,7 @@ def test_a_job_with_progress_and_its_video(fake: Fake, videos: Page) -> None:
             "seed": 18446744073709551610,
         }
     ]
-    expect(results(videos).locator("video")).to_have_count(1)
+    until(lambda: results(videos).locator("video").evaluate(PLAYS) == [480, 320], 20)
 
 
 def test_what_is_left_to_the_model_is_not_sent(fake: Fake, videos: Page) -> None:
@@ -90,7 +94,7 @@ def test_a_length_is_said_once(fake: Fake, videos: Page) -> None:
     videos.fill("#seconds", "2")
     videos.fill("#num_frames", "9")
     expect(videos.locator("#seconds")).to_have_value("")
-    expect(videos.locator("#num_frames")).to_have_accessible_description("1 more than a multiple of 4")
+    expect(videos.locator("#num_frames")).to_have_accessible_description("1 more than a multiple of\u00a04")
     generate(videos)
     assert fake.sent == [{"model": "fake-model", "prompt": "a valley", "num_frames": 9}]
     videos.fill("#num_frames", "9.5")
@@ -148,6 +152,8 @@ def test_files_are_sent_where_the_pipeline_wants_them(fake: Fake, videos: Page) 
         "video": [clip],
     }
     expect(fact(videos, "Input")).to_have_text("a.png, a.png, b.png, clip.mp4")
+    videos.click("text=Use as input")  # the one that takes videos
+    expect(videos.get_by_label("polymux-1-seed-18446744073709551607.mp4", exact=True)).to_be_visible()
     fake.error = (400, {"message": "media.last_image: it cannot be read", "param": "media.last_image"})
     videos.click("#generate")
     expect(videos.locator("#last_image-error")).to_have_text("It cannot be read")
