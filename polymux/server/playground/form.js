@@ -5,12 +5,12 @@ import { Picker, listen } from "./pickers.js";
 
 const TEXTS = ["prompt", "negative_prompt", "output_format", "response_format"];
 const NUMBERS = [
-  "seconds", "num_frames", "fps", "num_inference_steps", "n", "guidance_scale", "guidance_scale_2", "true_cfg_scale", "strength",
+  "seconds", "num_frames", "fps", "frame_interpolation_exp", "num_inference_steps", "n", "guidance_scale", "guidance_scale_2", "true_cfg_scale", "strength",
 ];
 const WHOLE = ["num_frames", "num_inference_steps", "n", "width", "height"];
 const EITHER = ["seconds", "num_frames"]; // one says what the other would
 // Names of fields in the server's errors that are parts or other names of ours.
-const ALIASES = { width: "size", height: "size" };
+const ALIASES = { width: "size", height: "size", enable_frame_interpolation: "frame_interpolation_exp" };
 
 /** The server's words start with the field's name and value, for those who do not see the field. */
 function besideField(param, message) {
@@ -85,6 +85,7 @@ export class Form {
     if (this.#offered("fps") && this.model.can.fps === null && fields.fps === undefined) {
       throw new FieldError("fps", "Say how many frames per second: what the model is made for is not known.");
     }
+    if (fields.frame_interpolation_exp !== undefined) fields.enable_frame_interpolation = true;
     const seed = $("#seed").value.trim();
     if (seed !== "" && !/^\d{1,20}$/.test(seed)) throw new FieldError("seed", "A whole number from 0; empty draws one.");
     if (seed !== "") fields.seed = BigInt(seed);

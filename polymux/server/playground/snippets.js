@@ -54,11 +54,11 @@ const URL_OF = `def url_of(name):
 
 const hasFiles = ({ files }) => Object.values(files).some((some) => some.length > 0);
 
-/** The body as a dictionary of Python, whose words for text and numbers are those of JSON. */
+/** The body as a dictionary of Python, whose words for text and numbers are those of JSON. Fields are never false or null. */
 function bodyOf({ fields, files }) {
   const given = Object.entries(files).filter(([, some]) => some.length > 0);
   const media = given.map(([name, some]) => `${literal(name)}: [${some.map((file) => `url_of(${literal(file.name)})`).join(", ")}]`);
-  const all = Object.entries(fields).map(([name, value]) => `${literal(name)}: ${literal(value)}`);
+  const all = Object.entries(fields).map(([name, value]) => `${literal(name)}: ${value === true ? "True" : literal(value)}`);
   if (media.length) all.push(`"media": {${media.join(", ")}}`);
   return `{${all.join(", ")}}`;
 }

@@ -15,7 +15,9 @@ export const words = {
   empty: "Your videos appear here.",
   kept: "All videos that the server keeps, until their time is over or somebody deletes them.",
 };
-export const told = ["model", "size", "seconds", "num_frames", "fps", "seed", "output_format"];
+export const told = [
+  "model", "size", "seconds", "num_frames", "fps", "seed", "output_format", "enable_frame_interpolation", "frame_interpolation_exp",
+];
 export const sizes = [
   ["Landscape", [[480, 320], [704, 480], [832, 480], [1280, 704], [1280, 720]]],
   ["Portrait", [[320, 480], [480, 704], [480, 832], [704, 1280], [720, 1280]]],
@@ -27,6 +29,7 @@ const FIELDS = ["negative_prompt", "num_inference_steps", "guidance_scale", "gui
 export function takes(field, model) {
   if (field === "size") return model.sized;
   if (field === "seconds" || field === "num_frames") return model.fields.has("num_frames");
+  if (field === "frame_interpolation_exp") return model.can.frame_interpolation;
   return ["prompt", "seed", "fps", "output_format"].includes(field) || (FIELDS.includes(field) && model.fields.has(field));
 }
 
@@ -126,6 +129,7 @@ function progress({ status, progress: percent, trouble }) {
 /** `request` is null where this tab doesn't know it, or no longer has its files. */
 function result(job, request) {
   const whole = request?.whole === false ? null : request;
+  const between = request?.fields.frame_interpolation_exp;
   const until = job.expires_at === null ? "" : new Date(job.expires_at * 1000).toLocaleString();
   return {
     kind: "result",
@@ -141,6 +145,7 @@ function result(job, request) {
     facts: [
       ["Size", job.size?.replace("x", " × ")],
       ["Length", job.seconds && `${job.seconds} s: ${job.num_frames} frames, ${job.fps} per second`],
+      ["In between", between && `${2 ** between - 1} frames`],
       ["Format", job.output_format],
       ["Seed", job.seed],
       ["Made", new Date(job.created_at * 1000).toLocaleString()],

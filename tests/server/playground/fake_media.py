@@ -23,6 +23,7 @@ from polymux.media.video_track import VideoFormat
 
 VIDEO: dict[str, Any] = {
     "modality": "video",
+    "frame_interpolation": False,
     "fields": ["guidance_scale", "height", "negative_prompt", "num_frames", "num_inference_steps", "width"],
     "refused": {},
     "previews": False,

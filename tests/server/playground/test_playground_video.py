@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import IMPATIENT, Page, expect, fact, generate, offered, png, ready, results
+from browser import IMPATIENT, Page, copied, execute, expect, fact, generate, offered, png, ready, results
 from fake_media import ANIMATE, VIDEO, add_video, video_file
 from fake_server import CAPABILITIES, Fake
 from fastapi.responses import JSONResponse, Response
@@ -100,6 +101,23 @@ def test_a_length_is_said_once(fake: Fake, videos: Page) -> None:
     videos.fill("#num_frames", "9.5")
     videos.click("#generate")
     expect(videos.locator("#num_frames-error")).to_have_text("A whole number.")
+
+
+def test_frames_between_frames(fake: Fake, videos: Page, tmp_path: Path) -> None:
+    assert "frame_interpolation_exp" not in offered(videos)
+    fake.capabilities = CAPABILITIES | VIDEO | {"frame_interpolation": True}
+    videos.reload()
+    ready(videos)
+    videos.select_option("#frame_interpolation_exp", label="3")
+    generate(videos)
+    wanted = {"model": "fake-model", "prompt": "a valley", "enable_frame_interpolation": True}
+    assert fake.sent == [wanted | {"frame_interpolation_exp": 2}]
+    expect(fact(videos, "In between")).to_have_text("3 frames")
+    execute("python", copied(videos, ".result >> text=Copy as Python"), tmp_path)
+    assert fake.sent[1] == fake.sent[0] | {"seed": 2**64 - 9}
+    videos.select_option("#frame_interpolation_exp", "")
+    videos.click("text=Use these settings")
+    expect(videos.locator("#frame_interpolation_exp")).to_have_value("2")
 
 
 def test_a_rate_that_is_needed_is_asked_for(fake: Fake, videos: Page) -> None:

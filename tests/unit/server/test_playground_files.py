@@ -53,6 +53,7 @@ def test_nothing_foreign_may_load_and_no_inline_script_runs(http: TestClient, ur
     assert policy["default-src"] == "'self'"
     assert not any(word in value for value in policy.values() for word in ("unsafe", "*", "http"))
     assert set(policy["img-src"].split()) == {"'self'", "blob:", "data:"}
+    assert set(policy["media-src"].split()) == {"'self'", "blob:"}
 
 
 def test_what_the_browser_has_is_not_sent_again(http: TestClient) -> None:
