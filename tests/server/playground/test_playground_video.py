@@ -309,11 +309,11 @@ def test_it_does_not_ask_while_nobody_looks(fake: Fake, videos: Page) -> None:
         document.dispatchEvent(new Event("visibilitychange"));
     }"""
     videos.evaluate(see, False)
-    fake.go.set()
     videos.evaluate("new Promise(go => setInterval(go, 500))")  # a question that was under way has its answer
     polls = fake.jobs.polls
-    videos.evaluate("new Promise(go => setInterval(go, 1500))")
+    videos.evaluate("new Promise(go => setInterval(go, 500))")  # a dozen of its waits
     assert fake.jobs.polls == polls
+    fake.go.set()
     videos.evaluate(see, True)
     expect(results(videos)).to_have_count(1)
 
