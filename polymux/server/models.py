@@ -54,6 +54,7 @@ class ModelAbilities(BaseModel):
     previews: bool = Field(description="a stream may have partial_images; if not, `refused` says why")
     size_multiple: int = Field(description="width and height must be multiples of it")
     lora: bool = Field(description="requests may name adapters")
+    frame_interpolation: bool = Field(description="a request may have enable_frame_interpolation")
     frames_multiple: int = Field(description="num_frames must be 1 more than a multiple of it")
     defaults: dict[str, int] = Field(description="height, width and num_frames that it uses if they are left out")
     fps: float | None = Field(description="frames per second of its videos, unless a request says otherwise")
@@ -132,6 +133,7 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         previews=can.previews,
         size_multiple=can.size_multiple,
         lora=can.lora,
+        frame_interpolation=can.frame_interpolation,
         frames_multiple=can.frames_multiple,
         defaults=can.defaults,
         fps=can.fps,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi import Request
 
@@ -22,6 +23,7 @@ from polymux.server.media_inputs import load
 from polymux.server.state import ServerState
 from polymux.server.video_protocol import VideoFields, VideoRequest
 from polymux.server.video_wish import VideoWish, Words
+from polymux.validation import INTERPOLATION
 
 # The pipeline's arguments that `input_reference` may mean: the first that there is.
 REFERENCES = (
@@ -80,6 +82,8 @@ async def _wish(state: ServerState, body: VideoFields, sent: Media, capabilities
     prompt: OmniPrompt = {"multi_modal_data": {**loaded}}
     if body.prompt is not None:
         prompt["prompt"] = body.prompt
+    defaults = capabilities.defaults
+    between = _interpolation(body)
     params = OmniDiffusionSamplingParams(
         width=width,
         height=height,
@@ -96,18 +100,19 @@ async def _wish(state: ServerState, body: VideoFields, sent: Media, capabilities
         timesteps=body.timesteps,
         max_sequence_length=body.max_sequence_length,
         extra_args=body.extra_args or {},
+        **between,
     )
-    defaults = capabilities.defaults
+    count = frames or defaults.get("num_frames")
     return VideoWish(
         prompt=prompt,
         params=params,
-        fps=fps,
+        fps=_file_fps(fps, params, format),
         format=format,
         seed=seed,
         words=Words(body, arguments),
         width=width or defaults.get("width"),
         height=height or defaults.get("height"),
-        num_frames=frames or defaults.get("num_frames"),
+        num_frames=None if count is None else (count - 1) * params.frame_factor + 1,
     )
 
 
@@ -121,6 +126,22 @@ def _fps(body: VideoFields, format: VideoFormat, capabilities: Capabilities) -> 
     except ValueError as error:
         raise InvalidRequestError(str(error), param="fps") from None
     return float(fps)
+
+
+def _interpolation(body: VideoFields) -> dict[str, Any]:
+    """What the body says about frames between frames, by the names that are the engine's, too."""
+    return {name: value for name in INTERPOLATION if (value := getattr(body, name)) is not None}
+
+
+def _file_fps(fps: float, params: OmniDiffusionSamplingParams, format: VideoFormat) -> float:
+    """With the frames that are put between."""
+    made = fps * params.frame_factor
+    try:
+        check_fps(made, format)
+    except ValueError as error:
+        what = f"frame_interpolation_exp={params.frame_interpolation_exp}: {error}"
+        raise InvalidRequestError(what, param="frame_interpolation_exp") from None
+    return made
 
 
 def _frames(body: VideoFields, fps: float, capabilities: Capabilities) -> int | None:
