@@ -200,6 +200,19 @@ class AdapterConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpeechConfig(Checked):
+    """Speech: what some models that speak need beside their checkpoint (docs/speech.md)"""
+
+    vocoder: str | None = knob(
+        None, "folder or hub id of the vocoder or codec (default: in the checkpoint's own folder)", metavar="MODEL"
+    )
+    voice_path: str | None = knob(
+        None, "folder of voices, a file NAME.npy with a vector for each (default: voices/ in the checkpoint)",
+        metavar="DIR",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """All that a stage process needs to know."""
 
@@ -210,6 +223,7 @@ class EngineConfig:
     process: ProcessConfig = field(default_factory=ProcessConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
+    speech: SpeechConfig = field(default_factory=SpeechConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     @classmethod
