@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from polymux.errors import PolymuxError
-from polymux.request import LoRARequest, OmniDiffusionSamplingParams, Progress
+from polymux.request import LoRARequest, OmniDiffusionSamplingParams, Progress, SamplingParams, SoundPiece
 from polymux.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ __all__ = [
     "OmniRequestOutput",
     "PolymuxError",
     "Progress",
+    "SamplingParams",
+    "SoundPiece",
     "__version__",
 ]
 

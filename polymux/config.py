@@ -211,6 +211,12 @@ class SpeechConfig(Checked):
         metavar="DIR",
     )  # fmt: skip
 
+    def check_unused(self) -> None:
+        """Raise ConfigError if one is set: the model is not one that speaks."""
+        for f in dataclasses.fields(self):
+            if getattr(self, f.name) is not None:
+                raise ConfigError(f"{_flag(f.name)} acts only on models that speak", param=f.name)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:

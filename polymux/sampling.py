@@ -24,19 +24,22 @@ _RANGES: dict[str, tuple[float, float]] = {
     "repetition_penalty": (1e-3, 100),
     "guidance_scale": (0, 100),
 }
+_SHARED = {f.name for f in dataclasses.fields(SamplingParams)}
 _SAMPLING = ("top_k", "top_p", "temperature")  # they act only where tokens are drawn
 
 
 def sampling_of(request: Request, capabilities: Capabilities) -> SamplingParams:
-    """The request's parameters. Raises InvalidRequestError if it brings the other kind, or media."""
-    if request.params != OmniDiffusionSamplingParams() or request.negative_prompt is not None:
-        what = f"{capabilities.pipeline} takes SamplingParams, not those of diffusion"
-        raise InvalidRequestError(f"sampling_params: {what}", param="sampling_params")
-    for name in request.media:
-        raise InvalidRequestError(f"{name}: {capabilities.pipeline} takes text alone", param=name)
+    """The request's parameters; of those of diffusion, what they have in common. Raises InvalidRequestError for others,
+    and for what no model that takes SamplingParams takes."""
+    default = OmniDiffusionSamplingParams()
+    given = {f.name: value for f in dataclasses.fields(default) if (value := getattr(request.params, f.name)) != getattr(default, f.name)}
+    if request.negative_prompt is not None:
+        given["negative_prompt"] = request.negative_prompt
     if request.partial_images:
-        raise InvalidRequestError("partial_images: there are none of sound", param="partial_images")
-    return request.sampling or SamplingParams()
+        given["partial_images"] = request.partial_images
+    for name in [*request.media, *(name for name in given if name not in _SHARED)]:
+        raise InvalidRequestError(f"{name}: {capabilities.pipeline} does not take it", param=name)
+    return request.sampling or SamplingParams(**given)
 
 
 def check_sampling(params: SamplingParams, capabilities: Capabilities, limits: LimitsConfig) -> None:
