@@ -42,9 +42,7 @@ class _Generator(Protocol):
     def get_state(self) -> Any: ...
 
 
-def request_of(
-    prompt: Prompt, params: Params | None, request_id: str, partial_images: int = 0
-) -> Request:
+def request_of(prompt: Prompt, params: Params | None, request_id: str, partial_images: int = 0) -> Request:
     """Raises InvalidRequestError for a prompt or parameters that are not even shaped like such."""
     fields = _fields_of(prompt)
     sampling = _plain(params) if isinstance(params, SamplingParams) else None

@@ -129,6 +129,7 @@ class RequestMetrics(msgspec.Struct, frozen=True):
     decode: float = 0.0
     total: float = 0.0
     steps: int = 0
+    text_tokens: int = 0  # of a text that was spoken
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

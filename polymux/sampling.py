@@ -32,7 +32,11 @@ def sampling_of(request: Request, capabilities: Capabilities) -> SamplingParams:
     """The request's parameters; of those of diffusion, what they have in common. Raises InvalidRequestError for others,
     and for what no model that takes SamplingParams takes."""
     default = OmniDiffusionSamplingParams()
-    given = {f.name: value for f in dataclasses.fields(default) if (value := getattr(request.params, f.name)) != getattr(default, f.name)}
+    given = {
+        f.name: value
+        for f in dataclasses.fields(default)
+        if (value := getattr(request.params, f.name)) != getattr(default, f.name)
+    }
     if request.negative_prompt is not None:
         given["negative_prompt"] = request.negative_prompt
     if request.partial_images:
@@ -97,7 +101,9 @@ def _check_seconds(params: SamplingParams, limits: LimitsConfig) -> None:
 def _check_drawing(params: SamplingParams) -> None:
     if params.do_sample not in (None, True, False):
         raise _refuse("do_sample", params.do_sample, "must be true or false")
-    idle = [n for n in _SAMPLING if getattr(params, n) is not None and not (n == "temperature" and not params.temperature)]
+    idle = [
+        n for n in _SAMPLING if getattr(params, n) is not None and not (n == "temperature" and not params.temperature)
+    ]
     if idle and (params.do_sample is False or params.temperature == 0):
         raise _refuse(idle[0], getattr(params, idle[0]), "has no effect without sampling")
     if params.do_sample and params.temperature == 0:

@@ -67,9 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _text(
-    families: Sequence[Family], sounding: Sequence[GenerateFamily], with_pipelines: bool
-) -> Iterator[str]:
+def _text(families: Sequence[Family], sounding: Sequence[GenerateFamily], with_pipelines: bool) -> Iterator[str]:
     every = (*families, *sounding)
     rows = [_HEADINGS, *((f.name, f.modality, ", ".join(f.tasks), _merged(f), _reason(f)) for f in every)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -43,7 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--instructions", metavar="TEXT", help="how to speak, for models that take it")
     add("--speed", type=float, metavar="X", help="0.25 to 4 (default: 1)")
     add("--seed", type=int, metavar="N", help="default: drawn, and printed")
-    add("--temperature", type=float, metavar="X", help="of the tokens that are drawn; 0: none are (default: the model's)")
+    add(
+        "--temperature",
+        type=float,
+        metavar="X",
+        help="of the tokens that are drawn; 0: none are (default: the model's)",
+    )
     add("--top-k", type=int, metavar="N")
     add("--top-p", type=float, metavar="X")
     add("--repetition-penalty", type=float, metavar="X")

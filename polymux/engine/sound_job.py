@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
+
 from polymux.diffusion.call import Call as ComponentCall
 from polymux.diffusion.call import Tap
 from polymux.diffusion.progress import StepCounter
 from polymux.engine.job import Job
 from polymux.engine.outbound import WINDOW
 from polymux.families.generate import Call
-from polymux.request import ArrayData, Finished, Modality, SamplingParams, SoundPiece
+from polymux.request import ArrayData, Finished, Modality, RequestMetrics, SamplingParams, SoundPiece
 
 AHEAD = 8  # sentences that are made before their turn; more would fill memory if the client is slow
 
@@ -25,6 +27,10 @@ class SoundJob(Job):
     made: dict[int, deque[ArrayData]] = field(default_factory=dict)  # sounds that are not all out, in parts
     out: int = 0  # sentences that are
     seconds_made: float = 0.0
+
+    def metrics(self) -> RequestMetrics:
+        masks = [call.arguments["attention_mask"] for call in self.calls]
+        return msgspec.structs.replace(super().metrics(), text_tokens=sum(int(mask.sum()) for mask in masks))
 
     @property
     def hungry(self) -> bool:

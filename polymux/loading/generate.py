@@ -56,7 +56,12 @@ def load_parts(config: EngineConfig, device: torch.device, dtype: torch.dtype) -
     with quiet():
         model = _model("model", name, folder, device, dtype, options.flags)
         beside = _beside(config, family, folder, device, dtype, options.flags)
-        parts = Parts(model=model, processor=_processor(family, folder, beside), beside=beside, voices=_voices(config, folder, family))
+        parts = Parts(
+            model=model,
+            processor=_processor(family, folder, beside),
+            beside=beside,
+            voices=_voices(config, folder, family),
+        )
         lacks = family.adapter.check(parts)
     if lacks is not None:
         raise CheckpointError(f"{folder}: {lacks}")

@@ -26,7 +26,9 @@ def stretch(samples: Array, sample_rate: int, speed: float) -> Array:
     if speed == 1.0 or samples.shape[1] == 0:
         return samples.astype(np.float32)
     graph, layout = Graph(), _LAYOUTS[len(samples)]
-    source = graph.add_abuffer(format="fltp", sample_rate=sample_rate, layout=layout, time_base=Fraction(1, sample_rate))
+    source = graph.add_abuffer(
+        format="fltp", sample_rate=sample_rate, layout=layout, time_base=Fraction(1, sample_rate)
+    )
     last = source
     for tempo in _tempos(speed):
         node = graph.add("atempo", f"{tempo:.9g}")

@@ -16,7 +16,8 @@ from pydantic import AliasChoices, Field
 from polymux.errors import GenerationError, InvalidRequestError, PolymuxError
 from polymux.media.audio import MEDIA_TYPES, AudioFormat, clipped, encode_audio
 from polymux.omni_output import OmniRequestOutput
-from polymux.request import OmniDiffusionSamplingParams
+from polymux.prompts import Params
+from polymux.request import Capabilities, OmniDiffusionSamplingParams, SamplingParams
 from polymux.server.body import parse
 from polymux.server.errors import responses
 from polymux.server.generation import generate
@@ -42,12 +43,16 @@ class AudioGenerationRequest(Body):
     sigmas: tuple[float, ...] | None = None
     timesteps: tuple[float, ...] | None = None
     max_sequence_length: int | None = Field(None, description="tokens of the prompt")
+    max_new_tokens: int | None = Field(None, description="in place of seconds, for models that write tokens")
+    temperature: float | None = Field(None, description="of the tokens that are drawn; 0: none are")
+    top_k: int | None = None
+    top_p: float | None = None
     extra_args: dict[str, Any] | None = Field(None, description="further arguments of the model's own pipeline")
     user: str | None = Field(None, max_length=256, description="appears in the server's log line")
 
 
 _SCHEMA = {"content": {"application/json": {"schema": AudioGenerationRequest.model_json_schema()}}, "required": True}
-_FILE: dict[str, Any] = {"description": "The file", "content": {kind: {} for kind in MEDIA_TYPES.values()}}
+FILE: dict[str, Any] = {"description": "The file", "content": {kind: {} for kind in MEDIA_TYPES.values()}}
 
 
 def routes(state: ServerState) -> APIRouter:
@@ -56,7 +61,7 @@ def routes(state: ServerState) -> APIRouter:
     @router.post(
         "/v1/audio/generate",
         response_class=Response,
-        responses=responses(400, 404, 413, 429, 500, 503) | {200: _FILE},
+        responses=responses(400, 404, 413, 429, 500, 503) | {200: FILE},
         openapi_extra={"requestBody": _SCHEMA},
     )
     async def create_audio(request: Request) -> Response:
@@ -67,16 +72,31 @@ def routes(state: ServerState) -> APIRouter:
                 request.state.user = body.user
             state.check_model(body.model)
             _check_makes_sound(state)
+            params = _params(body, state.omni.capabilities)
         except PolymuxError:
             state.omni.metrics.count("refused")  # all that pass here are counted behind it
             raise
-        output = await generate(state.omni, request, body.prompt, _params(body))
-        return await asyncio.to_thread(_answer, output, body.response_format or "wav")
+        output = await generate(state.omni, request, body.prompt, params)
+        return await asyncio.to_thread(sound_answer, output, body.response_format or "wav")
 
     return router
 
 
-def _params(body: AudioGenerationRequest) -> OmniDiffusionSamplingParams:
+_OF_TOKENS = ("max_new_tokens", "temperature", "top_k", "top_p")
+_OF_DIFFUSION = ("num_inference_steps", "negative_prompt", "sigmas", "timesteps", "max_sequence_length")
+
+
+def _params(body: AudioGenerationRequest, can: Capabilities | None) -> Params:
+    """In the words of the model: of diffusion, or of tokens. Raises InvalidRequestError for those of the other kind."""
+    samples = can is not None and can.samples
+    for name in _OF_DIFFUSION if samples else _OF_TOKENS:
+        if getattr(body, name) is not None:
+            what = "a model that writes tokens" if samples else "a diffusion model"
+            raise InvalidRequestError(f"{name}: {what} does not take it", param=name)
+    shared = {"seconds": body.seconds, "seed": body.seed, "guidance_scale": body.guidance_scale}
+    if samples:
+        tokens = {name: getattr(body, name) for name in _OF_TOKENS}
+        return SamplingParams(**shared, **tokens, extra_args=body.extra_args or {})
     return OmniDiffusionSamplingParams(
         seconds=body.seconds,
         seed=body.seed,
@@ -90,8 +110,8 @@ def _params(body: AudioGenerationRequest) -> OmniDiffusionSamplingParams:
     )
 
 
-def _answer(output: OmniRequestOutput, format: AudioFormat) -> Response:
-    """Runs in a thread: encoding takes as long as many requests take to parse."""
+def sound_answer(output: OmniRequestOutput, format: AudioFormat) -> Response:
+    """The file. Runs in a thread: encoding takes as long as many requests take to parse."""
     if not output.audio or output.sample_rate is None:
         raise GenerationError("the model does not say how many samples per second it made")
     samples = output.audio[0]

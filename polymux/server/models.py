@@ -8,6 +8,7 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from polymux.sampling import FIELDS as SAMPLING_FIELDS
 from polymux.server.errors import responses
 from polymux.server.state import ServerState
 from polymux.validation import ARGUMENT_FIELDS
@@ -53,6 +54,8 @@ class ModelAbilities(BaseModel):
     previews: bool = Field(description="a stream may have partial_images; if not, `refused` says why")
     size_multiple: int = Field(description="width and height must be multiples of it")
     lora: bool = Field(description="requests may name adapters")
+    voices: list[str] = Field(description="of a model that speaks; the first is the default")
+    languages: list[str] = Field(description="that a request may name")
     merges: bool = Field(description="whether requests are batched")
     dtype: str
     parameters: int
@@ -111,12 +114,13 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
     if can is None:
         return None
     takes = [name for name in can.arguments if name not in can.refused and name not in can.media]
+    fields = SAMPLING_FIELDS if can.samples else ARGUMENT_FIELDS
     return ModelAbilities(
         family=can.family,
         pipeline=can.pipeline,
         modality=can.modality,
-        fields=sorted(name for name in takes if name in ARGUMENT_FIELDS),
-        extra_args=sorted(name for name in takes if name not in ARGUMENT_FIELDS and name != "prompt"),
+        fields=sorted(name for name in takes if name in fields),
+        extra_args=sorted(name for name in takes if name not in fields and name != "prompt"),
         refused=can.refused,
         required=list(can.required),
         media=can.media,
@@ -126,6 +130,8 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         previews=can.previews,
         size_multiple=can.size_multiple,
         lora=can.lora,
+        voices=list(can.voices),
+        languages=list(can.languages),
         merges=can.merges,
         dtype=can.dtype,
         parameters=can.parameters,
