@@ -333,7 +333,8 @@ def _requests_of(
     elif sampling_params is None or isinstance(sampling_params, (OmniDiffusionSamplingParams, SamplingParams)):
         params = [sampling_params] * len(each)
     else:
-        what = f"sampling_params is a {type(sampling_params).__name__}: must be OmniDiffusionSamplingParams or SamplingParams, or a list"
+        allowed = "must be OmniDiffusionSamplingParams or SamplingParams, or a list"
+        what = f"sampling_params is a {type(sampling_params).__name__}: {allowed}"
         raise InvalidRequestError(what, param="sampling_params")
     if len(params) != len(each):
         what = f"{len(params)} sampling_params for {len(each)} prompts: must be one, or as many"

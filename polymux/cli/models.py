@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _text(families: Sequence[Family], sounding: Sequence[GenerateFamily], with_pipelines: bool) -> Iterator[str]:
-    every = (*families, *sounding)
+    every: list[Family | GenerateFamily] = [*families, *sounding]
     rows = [_HEADINGS, *((f.name, f.modality, ", ".join(f.tasks), _merged(f), _reason(f)) for f in every)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     pipelines: list[tuple[str, ...]] = [(), *(f.pipelines for f in families), *(f.models for f in sounding)]

@@ -1,7 +1,7 @@
 """`polymux speak`: a text becomes speech, in a file.
 
-Everything that can be wrong without knowing the model is refused before the model is loaded; the rest when it is loaded,
-before it computes.
+Everything that can be wrong without knowing the model is refused before the model is loaded; the rest when it is
+loaded, before it computes.
 """
 
 from __future__ import annotations

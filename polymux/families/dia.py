@@ -23,7 +23,8 @@ class DiaAdapter(Adapter):
 
     def longest(self, parts: Parts, limit_s: float) -> int | None:
         config = parts.model.config
-        return int(config.decoder_config.max_position_embeddings) - max(config.delay_pattern) - _FRAME_PROMPT
+        room, delay = config.decoder_config.max_position_embeddings, max(config.delay_pattern)
+        return int(room - delay - _FRAME_PROMPT)
 
     def pieces(self, text: str, voice: str | None, longest: int) -> list[str]:
         """Each piece begins with the mark of whoever speaks."""

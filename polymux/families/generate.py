@@ -1,7 +1,7 @@
 """What a family of models of transformers declares that make sound by their own `generate`, or by one forward.
 
-Most of it is data, read by generic code. What is left is an adapter: how a text becomes the arguments of a call, and what
-of the result is the sound. Adapters are given objects of transformers and import nothing of it.
+Most of it is data, read by generic code. What is left is an adapter: how a text becomes the arguments of a call, and
+what of the result is the sound. Adapters are given objects of transformers and import nothing of it.
 """
 
 from __future__ import annotations

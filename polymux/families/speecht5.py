@@ -30,8 +30,9 @@ class SpeechT5Adapter(Adapter):
         if count > most:
             raise InvalidRequestError(f"prompt: a sentence has {count} tokens: allowed are {most}", param="prompt")
         speaker = next(model.parameters()).new_zeros(1, model.config.speaker_embedding_dim)
-        if wish.voice in parts.voices:
-            speaker.copy_(speaker.new_tensor(parts.voices[wish.voice].reshape(1, -1)))
+        vector = parts.voices.get(wish.voice or "")
+        if vector is not None:
+            speaker.copy_(speaker.new_tensor(vector.reshape(1, -1)))
         own = {"threshold": _THRESHOLD, "minlenratio": _SHORTEST, "maxlenratio": _LONGEST} | wish.params.extra_args
         arguments = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask, **own}
         steps = max(int(count * own["maxlenratio"] / model.config.reduction_factor), 1)

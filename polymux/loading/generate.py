@@ -23,6 +23,7 @@ from polymux.loading.index import CLASSIC_INDEX, MODULAR_INDEX, read_json
 from polymux.loading.libraries import quiet, reading
 from polymux.loading.options import LoadFlags, parse_options
 from polymux.loading.source import CONFIG, fetch_model, resolve
+from polymux.media.wire import Array
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ def _processor(family: GenerateFamily, folder: Path, beside: object) -> object:
     return processor
 
 
-def _voices(config: EngineConfig, folder: Path, family: GenerateFamily) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+def _voices(config: EngineConfig, folder: Path, family: GenerateFamily) -> dict[str, Array]:
     """The arrays in the folder of voices, by their files' names without the ending."""
     if not family.voice_files:
         return {}
@@ -148,9 +149,9 @@ def _voices(config: EngineConfig, folder: Path, family: GenerateFamily) -> dict[
     return {file.stem: _vector(file) for file in files[:_MOST_VOICES]}
 
 
-def _vector(file: Path) -> np.ndarray:  # type: ignore[type-arg]
+def _vector(file: Path) -> Array:
     with reading(file):
-        array = np.load(file, allow_pickle=False)
+        array: Array = np.load(file, allow_pickle=False)
     if array.dtype.kind != "f" or array.ndim not in (1, 2) or max(array.shape) != array.size:
         raise CheckpointError(f"{file}: must hold one vector of floats, not {array.dtype.name} {array.shape}")
     if not np.isfinite(array).all():

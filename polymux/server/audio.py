@@ -93,10 +93,17 @@ def _params(body: AudioGenerationRequest, can: Capabilities | None) -> Params:
         if getattr(body, name) is not None:
             what = "a model that writes tokens" if samples else "a diffusion model"
             raise InvalidRequestError(f"{name}: {what} does not take it", param=name)
-    shared = {"seconds": body.seconds, "seed": body.seed, "guidance_scale": body.guidance_scale}
     if samples:
-        tokens = {name: getattr(body, name) for name in _OF_TOKENS}
-        return SamplingParams(**shared, **tokens, extra_args=body.extra_args or {})
+        return SamplingParams(
+            seconds=body.seconds,
+            seed=body.seed,
+            guidance_scale=body.guidance_scale,
+            max_new_tokens=body.max_new_tokens,
+            temperature=body.temperature,
+            top_k=body.top_k,
+            top_p=body.top_p,
+            extra_args=body.extra_args or {},
+        )
     return OmniDiffusionSamplingParams(
         seconds=body.seconds,
         seed=body.seed,

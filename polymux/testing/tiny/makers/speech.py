@@ -233,8 +233,9 @@ def _speecht5_tokenizer(path: Path) -> None:
     signs = f"{ascii_lowercase}{ascii_lowercase[:8].upper()}.,'"
     with (path / "spm_char.model").open("wb") as file:
         SentencePieceTrainer.train(
-            sentence_iterator=iter([" ".join(signs), signs]), model_writer=file, model_type="char", vocab_size=len(signs) + 5,
-            bos_id=0, pad_id=1, eos_id=2, unk_id=3, character_coverage=1.0, hard_vocab_limit=False, minloglevel=2,
+            sentence_iterator=iter([" ".join(signs), signs]), model_writer=file, model_type="char",
+            vocab_size=len(signs) + 5, bos_id=0, pad_id=1, eos_id=2, unk_id=3, character_coverage=1.0,
+            hard_vocab_limit=False, minloglevel=2,
         )  # fmt: skip
     T.SpeechT5Tokenizer(str(path / "spm_char.model")).save_pretrained(path)
 
