@@ -59,8 +59,8 @@ def check_sampling(params: SamplingParams, capabilities: Capabilities, limits: L
     ):
         if chosen is not None and chosen not in known:
             raise _refuse(name, chosen, f"allowed are {', '.join(known)}")
-    if params.instructions is not None and not isinstance(params.instructions, str):
-        raise _refuse("instructions", params.instructions, "must be a string")
+    if params.instructions is not None and not _is_text(params.instructions):
+        raise _refuse("instructions", params.instructions, "must be a string of valid Unicode")
     for name, (low, high) in _RANGES.items():
         _check_number(name, getattr(params, name), low, high)
     _check_seconds(params, limits)
@@ -99,7 +99,7 @@ def _check_seconds(params: SamplingParams, limits: LimitsConfig) -> None:
 
 
 def _check_drawing(params: SamplingParams) -> None:
-    if params.do_sample not in (None, True, False):
+    if params.do_sample is not None and type(params.do_sample) is not bool:
         raise _refuse("do_sample", params.do_sample, "must be true or false")
     idle = [
         n for n in _SAMPLING if getattr(params, n) is not None and not (n == "temperature" and not params.temperature)
@@ -131,8 +131,12 @@ def _check_integer(name: str, value: Any, low: int, high: int) -> None:
         raise _refuse(name, value, f"must be an integer from {low} to {high}")
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not any("\ud800" <= sign <= "\udfff" for sign in value)
+
+
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and -1e30 < value < 1e30  # false for NaN
+    return type(value) in (int, float) and abs(value) < 2**63  # false for NaN
 
 
 def _refuse(name: str, value: Any, why: str) -> InvalidRequestError:

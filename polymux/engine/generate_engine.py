@@ -38,11 +38,12 @@ from polymux.families.generate import Parts, Wish
 from polymux.media.tempo import stretch
 from polymux.media.wire import Array, to_wire
 from polymux.memory.measure import device_bytes, release, resident_bytes, used_bytes
-from polymux.request import ArrayData, Capabilities, Event, Failed, Request, SoundPiece, StageStats
+from polymux.request import ArrayData, Capabilities, Event, Failed, Progress, Request, SoundPiece, StageStats
 from polymux.sampling import sampling_of
 from polymux.validation import validate
 
 IDLE_S = 0.002  # for messages, while finished sound waits to be used up
+PULSE_S = 5.0  # silence for much longer would be taken for a stage that hangs
 
 
 class GenerateEngine:
@@ -69,6 +70,7 @@ class GenerateEngine:
         self.settings = SessionSettings(device, ResultSpecs(), False, model.components)
         self.jobs: dict[str, SoundJob] = {}
         self.events: list[Event] = []
+        self._said_at = time.monotonic()
         self.totals = {"steps": 0.0, "encode": 0.0, "denoise": 0.0, "decode": 0.0}  # of sessions that have ended
 
     @property
@@ -145,7 +147,7 @@ class GenerateEngine:
                 del self.jobs[job.request.request_id]
                 self.events.append(job.finished(self.family.modality, None, self.described.sample_rate))
         if not group and not self.events and self.jobs:
-            time.sleep(IDLE_S)
+            self._idle()
         events, self.events = self.events, []
         return events
 
@@ -249,6 +251,13 @@ class GenerateEngine:
         rate = self.described.sample_rate or 0
         job.seconds_made += sound.shape[1] / rate
         job.made[session.index] = _parts_of(sound, rate, self.config.process.output_chunk_bytes)
+
+    def _idle(self) -> None:
+        """All that there is to do is to wait until clients have used up what they have."""
+        time.sleep(IDLE_S)
+        if time.monotonic() - self._said_at > PULSE_S:
+            self._said_at = time.monotonic()
+            self.events += [Progress(name, "decode", job.steps_done, 0) for name, job in self.jobs.items()]
 
     def _close(self, job: SoundJob, session: Session) -> None:
         self.scheduler.forget(session)

@@ -36,7 +36,8 @@ class VitsAdapter(Adapter):
     def prepare(self, parts: Parts, wish: Wish) -> Call:
         tokenizer, text = parts.processor, unicodedata.normalize("NFC", wish.text)
         if not (tokenizer.phonemize or tokenizer.is_uroman):  # it leaves out what it does not know
-            known_signs(tokenizer.normalize_text(text), lambda sign: sign in tokenizer.encoder)
+            said = tokenizer.normalize_text(text) if tokenizer.normalize else text
+            known_signs(said, lambda sign: sign in tokenizer.encoder)
         inputs = tokenizer(text, return_tensors="pt").to(parts.model.device)
         if inputs.input_ids.shape[1] < 2:
             raise InvalidRequestError("prompt: the model has no sign for anything in it", param="prompt")

@@ -30,8 +30,8 @@ def stretch(samples: Array, sample_rate: int, speed: float) -> Array:
         format="fltp", sample_rate=sample_rate, layout=layout, time_base=Fraction(1, sample_rate)
     )
     last = source
-    for tempo in _tempos(speed):
-        node = graph.add("atempo", f"{tempo:.9g}")
+    nodes = [graph.add("atempo", f"{tempo:.9g}") for tempo in _tempos(speed)]
+    for node in [*nodes, graph.add("aformat", "sample_fmts=fltp")]:
         last.link_to(node)
         last = node
     last.link_to(graph.add("abuffersink"))
