@@ -3,7 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from polymux.errors import PolymuxError
-from polymux.request import LoRARequest, OmniDiffusionSamplingParams, Progress, SamplingParams, SoundPiece
+from polymux.request import (
+    LoRARequest,
+    OmniDiffusionSamplingParams,
+    OutputChunk,
+    Progress,
+    SamplingParams,
+    SoundPiece,
+)
 from polymux.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -19,6 +26,7 @@ __all__ = [
     "OmniDiffusionSamplingParams",
     "OmniPreview",
     "OmniRequestOutput",
+    "OutputChunk",
     "PolymuxError",
     "Progress",
     "SamplingParams",

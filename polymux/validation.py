@@ -31,6 +31,7 @@ MAX_PARTIAL_IMAGES = 3  # per output, as in OpenAI's API
 MAX_NESTING = 16
 MAX_LORAS = 8  # of one request
 MAX_LORA_SCALE = 100
+MAX_NAME = 100  # characters of a name in a message
 MAX_SCALE = 1000  # far beyond what makes sense, and far below what overflows in half precision
 
 # Answered by the engine, so no pipeline needs to take them. All other fields are arguments of the pipeline.
@@ -81,7 +82,8 @@ def negative_prompt(request: Request) -> str | None:
 
 
 def refuse(name: str, value: Any, why: str) -> InvalidRequestError:
-    """The error for a field that has the wrong value. Long values are cut."""
+    """The error for a field that has the wrong value. Long values are cut, and so are names that clients make up."""
+    name = name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..."
     return InvalidRequestError(f"{name}={reprlib.repr(value)}: {why}", param=name)
 
 

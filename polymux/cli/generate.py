@@ -87,8 +87,8 @@ class Task:
     def for_model(self, can: Capabilities) -> tuple[OmniPrompt, OmniDiffusionSamplingParams]:
         """In the words of the loaded model. Raises InvalidRequestError."""
         self.target.check(can.modality, self.config.model.model)
-        if can.modality == "video" and self.target.needs_fps and can.fps is None and self.params.fps is None:
-            raise InvalidRequestError("the model does not say how many frames per second it makes", param="fps")
+        if can.modality == "video":
+            self.target.check_fps(self.params.fps or can.fps)
         prompt: OmniPrompt = {"prompt": self.prompt}
         if self.files:
             prompt["multi_modal_data"] = dict(media_for(self.files, can))
@@ -108,6 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
     modality = known_modality(config.model)
     if modality is not None:
         target.check(modality, config.model.model)
+    if modality == "video" and params.fps is not None:
+        target.check_fps(params.fps)
     task = Task(config, arguments.prompt, _files(arguments, config.limits), params, target)
     output, fps = asyncio.run(_generate(task))
     for path in write(output, target, fps):

@@ -33,18 +33,17 @@ from polymux.engine.failure import as_polymux_error
 from polymux.engine.job import Job, randomness_of
 from polymux.engine.model import Model
 from polymux.engine.outbound import Outbound, OutputThread
-from polymux.engine.warmup import warmup_requests
+from polymux.engine.warmup import run_first_that_works, warmup_requests
 from polymux.errors import (
     InvalidRequestError,
     NotReadyError,
     OutOfMemoryError,
     PolymuxError,
     RequestAbortedError,
-    from_info,
 )
 from polymux.memory.measure import device_bytes, release, resident_bytes, used_bytes
 from polymux.memory.residency import Residency
-from polymux.request import Capabilities, Event, Failed, LoRARequest, OutputChunk, Preview, Request, StageStats
+from polymux.request import Capabilities, Event, Failed, LoRARequest, Preview, Request, StageStats
 from polymux.validation import validate
 
 log = logging.getLogger(__name__)
@@ -202,25 +201,7 @@ class DiffusionEngine:
 
     def warm_up(self) -> None:
         """Make one small generation. Raises what it raised."""
-        requests = warmup_requests(self.described, self.family, self.shape)
-        problems = []
-        while requests:
-            try:
-                self._run_alone(requests.pop(0))
-                return
-            except PolymuxError as problem:
-                problems.append(problem)
-        raise problems[0]
-
-    def _run_alone(self, request: Request) -> None:
-        """Run a request to its end. Raises what it raised."""
-        self.add(request)
-        while self.busy:
-            for event in self.step():
-                if isinstance(event, Failed):
-                    raise from_info(event.error)
-                if isinstance(event, OutputChunk):
-                    self.taken(event.request_id)
+        run_first_that_works(self, warmup_requests(self.described, self.family, self.shape))
 
     def close(self) -> None:
         for job in list(self.jobs.values()):

@@ -15,6 +15,7 @@ from polymux.config import EngineConfig
 from polymux.diffusion.adapters import Adapters
 from polymux.diffusion.component import Component, components_of
 from polymux.diffusion.pipeline_call import declared_family
+from polymux.diffusion.tiling import enable_pieces
 from polymux.engine.cached_loader import cached_loader
 from polymux.families.base import Family
 from polymux.loading import auto_dtype, load_pipeline
@@ -54,6 +55,7 @@ class Model:
     ) -> Model:
         """Of a loaded pipeline. `mappings`: of components that are mapped from the runtime cache."""
         family = declared_family(pipeline)
+        enable_pieces(pipeline.components, config.memory)
         components = tuple(components_of(pipeline.components.items(), family.denoisers))
         tenants = [Tenant(c.name, c.role, c.module, family.blocks if c.role == "denoiser" else ()) for c in components]
         weights = place(tenants, config.memory, device, mappings=dict(mappings or {}))

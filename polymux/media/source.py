@@ -10,12 +10,12 @@ import asyncio
 
 from PIL import Image
 
-from polymux.config import MediaConfig
 from polymux.errors import InvalidRequestError
 from polymux.media.data_url import decode_data_url
 from polymux.media.image import decode
 from polymux.media.local import LocalSource
 from polymux.media.web import WebSource
+from polymux.server_config import MediaConfig
 
 MAX_DECODERS = 4  # pictures that are decoded at once; each may take --max-input-image-size times four bytes
 

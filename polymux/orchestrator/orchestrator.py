@@ -37,6 +37,7 @@ _NOT_READY: dict[Status, str] = {
     "draining": "the server is shutting down",
     "dead": "the model's process is gone",
 }
+_LOADING_AGAIN = "the model's process died, and the model is loading again"
 
 
 class Orchestrator:
@@ -119,7 +120,8 @@ class Orchestrator:
     def check_ready(self) -> RunningStage:
         """Raises NotReadyError unless a generation would work now."""
         if self.status != "ready" or self._running is None:
-            raise NotReadyError(_NOT_READY[self.status])
+            again = self.status == "loading" and self.capabilities is not None
+            raise NotReadyError(_LOADING_AGAIN if again else _NOT_READY[self.status])
         return self._running
 
     async def sleep(self, level: int) -> int:

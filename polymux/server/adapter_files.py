@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from polymux.config import AdapterFilesConfig
 from polymux.errors import ConfigError, InvalidRequestError
 from polymux.request import LoRARequest
 from polymux.server.protocol import AdapterField
+from polymux.server_config import AdapterFilesConfig
 
 
 class AdapterFiles:

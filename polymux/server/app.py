@@ -1,6 +1,6 @@
 """Puts the server's parts together.
 
-From the outside in: metrics, request ids and log, pages of other origins, keys, limits of bodies, routes, errors.
+From the outside in: metrics, request ids and log, pages of other origins, limits of bodies, keys, routes, errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polymux.version import VERSION
 def build_app(state: ServerState) -> ASGIApp:
     """The ASGI application. Whoever calls it starts and stops what `state` holds. Raises ConfigError."""
     config = state.config
-    inner: ASGIApp = Access(BodyLimit(build_api(state), config.http), config.access, config.host)
+    inner: ASGIApp = BodyLimit(Access(build_api(state), config.access, config.host), config.http)
     if config.access.cors_allow_origins:
         inner = Cors(inner, config.access)
     return CountRequests(RequestLog(inner, config.log_requests), state.http_metrics)

@@ -1,4 +1,4 @@
-"""POST /v1/audio/generate: text in, a sound or a piece of music out, as a file.
+"""POST /v1/audio/generate: text in, and sound where the model takes some; a sound or a piece of music out, as a file.
 
 Translates between the body's words and the sampling parameters, and encodes. Whether the model can do it is checked
 behind it.
@@ -13,16 +13,19 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import AliasChoices, Field
 
-from polymux.errors import GenerationError, InvalidRequestError, PolymuxError
+from polymux.errors import GenerationError, InvalidRequestError
 from polymux.media.audio import MEDIA_TYPES, AudioFormat, clipped, encode_audio
 from polymux.omni_output import OmniRequestOutput
-from polymux.prompts import Params
+from polymux.prompts import OmniPrompt, Params
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, SamplingParams
 from polymux.server.body import parse
 from polymux.server.errors import responses
 from polymux.server.generation import generate
+from polymux.server.image_request import refusals_counted
+from polymux.server.media_inputs import load
 from polymux.server.protocol import Body
 from polymux.server.state import ServerState
+from polymux.server.video_protocol import Sources
 
 
 class AudioGenerationRequest(Body):
@@ -47,6 +50,7 @@ class AudioGenerationRequest(Body):
     temperature: float | None = Field(None, description="of the tokens that are drawn; 0: none are")
     top_k: int | None = None
     top_p: float | None = None
+    media: dict[str, Sources] | None = Field(None, description="input sound, by the pipeline's argument for it")
     extra_args: dict[str, Any] | None = Field(None, description="further arguments of the model's own pipeline")
     user: str | None = Field(None, max_length=256, description="appears in the server's log line")
 
@@ -66,17 +70,17 @@ def routes(state: ServerState) -> APIRouter:
     )
     async def create_audio(request: Request) -> Response:
         """A sound from a prompt. Leaving early cancels."""
-        try:
+        with refusals_counted(state):
             body = await parse(request, AudioGenerationRequest)
             if body.user is not None:
                 request.state.user = body.user
             state.check_model(body.model)
-            _check_makes_sound(state)
-            params = _params(body, state.omni.capabilities)
-        except PolymuxError:
-            state.omni.metrics.count("refused")  # all that pass here are counted behind it
-            raise
-        output = await generate(state.omni, request, body.prompt, params)
+            can = await _sound_model(state)
+            params, prompt = _params(body, can), await _prompt(state, body, can)
+        try:
+            output = await generate(state.omni, request, prompt, params)
+        except InvalidRequestError as error:
+            raise _in_words_of(body, error) from None
         return await asyncio.to_thread(sound_answer, output, body.response_format or "wav")
 
     return router
@@ -86,14 +90,13 @@ _OF_TOKENS = ("max_new_tokens", "temperature", "top_k", "top_p")
 _OF_DIFFUSION = ("num_inference_steps", "negative_prompt", "sigmas", "timesteps", "max_sequence_length")
 
 
-def _params(body: AudioGenerationRequest, can: Capabilities | None) -> Params:
+def _params(body: AudioGenerationRequest, can: Capabilities) -> Params:
     """In the words of the model: of diffusion, or of tokens. Raises InvalidRequestError for those of the other kind."""
-    samples = can is not None and can.samples
-    for name in _OF_DIFFUSION if samples else _OF_TOKENS:
+    for name in _OF_DIFFUSION if can.samples else _OF_TOKENS:
         if getattr(body, name) is not None:
-            what = "a model that writes tokens" if samples else "a diffusion model"
+            what = "a model that writes tokens" if can.samples else "a diffusion model"
             raise InvalidRequestError(f"{name}: {what} does not take it", param=name)
-    if samples:
+    if can.samples:
         return SamplingParams(
             seconds=body.seconds,
             seed=body.seed,
@@ -134,7 +137,26 @@ def sound_answer(output: OmniRequestOutput, format: AudioFormat) -> Response:
     return Response(encode_audio(samples, output.sample_rate, format), media_type=MEDIA_TYPES[format], headers=headers)
 
 
-def _check_makes_sound(state: ServerState) -> None:
+async def _sound_model(state: ServerState) -> Capabilities:
+    """What the model can do. Raises NotReadyError, and InvalidRequestError if it makes something else."""
+    await state.omni.health()
     capabilities = state.omni.capabilities
-    if capabilities is not None and capabilities.modality != "audio":
+    assert capabilities is not None  # they are known once the model was ready
+    if capabilities.modality != "audio":
         raise InvalidRequestError(f"the model makes {capabilities.modality}, not sound", param="model")
+    return capabilities
+
+
+async def _prompt(state: ServerState, body: AudioGenerationRequest, can: Capabilities) -> OmniPrompt:
+    media = {
+        name: await load(state, f"media.{name}", name, sources, can) for name, sources in (body.media or {}).items()
+    }
+    return {"prompt": body.prompt, "multi_modal_data": {**media}}
+
+
+def _in_words_of(body: AudioGenerationRequest, error: InvalidRequestError) -> InvalidRequestError:
+    """The same error, about the field that the client sent."""
+    for field, names in (("media", body.media), ("extra_args", body.extra_args)):
+        if error.param is not None and error.param in (names or {}):
+            return type(error)(f"{field}.{error.message}", param=f"{field}.{error.param}")
+    return error

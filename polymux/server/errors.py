@@ -17,7 +17,14 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from polymux.errors import AuthenticationError, InvalidRequestError, PolymuxError, RequestAbortedError
+from polymux.errors import (
+    AuthenticationError,
+    DeadlineExceededError,
+    GenerationError,
+    InvalidRequestError,
+    PolymuxError,
+    RequestAbortedError,
+)
 from polymux.server.protocol import UNION_TAG, ErrorDetail, ErrorResponse
 
 _PATH = re.compile(r"""(?<=['"])~?/[^'"]*|(?<![\w.])~?/[^\s'",;:()]+""")
@@ -47,6 +54,8 @@ def error_headers(error: PolymuxError) -> dict[str, str]:
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, (DeadlineExceededError, GenerationError)):
+        headers["x-should-retry"] = "false"  # OpenAI's SDKs would send the same again, twice
     if isinstance(error, AuthenticationError):
         headers["www-authenticate"] = "Bearer"
     return headers

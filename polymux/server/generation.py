@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from typing import TypeVar
 
 from fastapi import Request
@@ -43,6 +43,16 @@ async def generate(omni: Generator, request: Request, prompt: Prompt, params: Pa
             if isinstance(event, OmniRequestOutput):
                 return event
     raise GenerationError("the generation ended without an output")
+
+
+async def connected(request: Request, work: Awaitable[T]) -> T:
+    """What `work` returns. When the client leaves or its time is over, ends it and raises as `while_connected` does."""
+
+    async def only() -> AsyncGenerator[T]:
+        yield await work
+
+    async with contextlib.aclosing(while_connected(request, only())) as items:
+        return await anext(items)
 
 
 async def while_connected(request: Request, source: AsyncGenerator[T]) -> AsyncGenerator[T]:

@@ -67,7 +67,12 @@ def check_sources(sources: Sources, capabilities: Capabilities) -> None:
     """Raises InvalidRequestError if the model does not take what was sent. Before anything is fetched or decoded."""
     name, count = picture_argument(capabilities), len(sources.pictures)
     if name is None:
-        why = "the model makes pictures from text alone; see /v1/images/generations"
+        others = ", ".join(capabilities.media)
+        why = (
+            f"the model takes none to start from, only {others}"
+            if others
+            else "the model makes pictures from text alone"
+        )
         raise InvalidRequestError(f"{sources.field}: {why}", param=sources.field)
     if count == 0:
         raise InvalidRequestError(f"{sources.field} is missing: a picture to start from", param=sources.field)

@@ -30,6 +30,7 @@ class ModelLimits(BaseModel):
     max_json_values: int = Field(description="values in a body")
     max_connections: int
     receive_timeout: float = Field(description="seconds that the headers, and then the body, may take to arrive")
+    send_timeout: float = Field(description="seconds that a client may take nothing of its answer")
     request_timeout: float | None = Field(description="seconds until a request is given up; null: no limit")
     max_media_bytes: int = Field(description="of one file")
     max_input_image_size: int = Field(description="pixels")
@@ -56,6 +57,11 @@ class ModelAbilities(BaseModel):
     lora: bool = Field(description="requests may name adapters")
     voices: list[str] = Field(description="of a model that speaks; the first is the default")
     languages: list[str] = Field(description="that a request may name")
+    frames_multiple: int = Field(description="num_frames must be 1 more than a multiple of it")
+    defaults: dict[str, int] = Field(description="height, width and num_frames that it uses if they are left out")
+    fps: float | None = Field(description="frames per second of its videos, unless a request says otherwise")
+    sample_rate: int | None = Field(description="samples per second of its sound")
+    max_seconds: float | None = Field(description="of a sound; null: as far as is known, only limits.max_audio_seconds")
     merges: bool = Field(description="whether requests are batched")
     dtype: str
     parameters: int
@@ -132,6 +138,11 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         lora=can.lora,
         voices=list(can.voices),
         languages=list(can.languages),
+        frames_multiple=can.frames_multiple,
+        defaults=can.defaults,
+        fps=can.fps,
+        sample_rate=can.sample_rate,
+        max_seconds=can.max_seconds,
         merges=can.merges,
         dtype=can.dtype,
         parameters=can.parameters,

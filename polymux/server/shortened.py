@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 MAX_TEXT = 200  # characters of one string
 MAX_ITEMS = 16  # of one list or object
-MAX_DEPTH = 4
+MAX_DEPTH = 6  # as deep as the parts of a message
 MAX_LINE = 4000  # characters
 
 _ENCODED = re.compile(rf"[A-Za-z0-9+/=_-]{{{MAX_TEXT}}}")  # base64, or something else that nobody reads

@@ -17,7 +17,7 @@ from dataclasses import replace
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from polymux.errors import GenerationError, InvalidRequestError, PolymuxError
+from polymux.errors import GenerationError, InvalidRequestError
 from polymux.media.audio import MEDIA_TYPES, AudioFormat
 from polymux.media.sound_stream import SoundStream
 from polymux.omni_output import OmniRequestOutput, samples_of
@@ -27,6 +27,7 @@ from polymux.server.body import parse
 from polymux.server.byte_stream import ByteStream
 from polymux.server.errors import responses
 from polymux.server.generation import generate, while_connected
+from polymux.server.image_request import refusals_counted
 from polymux.server.speech_protocol import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage, VoiceList
 from polymux.server.sse import StreamEvent, stream
 from polymux.server.state import ServerState
@@ -48,26 +49,20 @@ def routes(state: ServerState) -> APIRouter:
     )
     async def create_speech(request: Request) -> Response:
         """Speech of a text. Leaving early cancels."""
-        try:
+        with refusals_counted(state):
             body = await parse(request, SpeechRequest)
             if body.user is not None:
                 request.state.user = body.user
             state.check_model(body.model)
-            _check_speaks(state.omni.capabilities)
+            await _speaking_model(state)
             how = _streaming(body)
-        except PolymuxError:
-            state.omni.metrics.count("refused")  # all that pass here are counted behind it
-            raise
         with _in_our_words():
             return await _speech(state, request, body, how)
 
     @router.get("/v1/audio/voices", responses=responses(400, 503))
     async def list_voices() -> VoiceList:
         """The voices of the model."""
-        await state.omni.health()
-        can = state.omni.capabilities
-        _check_speaks(can)
-        assert can is not None  # it is ready
+        can = await _speaking_model(state)
         return VoiceList(voices=list(can.voices), default=can.voices[0], languages=list(can.languages))
 
     return router
@@ -169,8 +164,12 @@ def _in_our_words() -> Iterator[None]:
         raise type(error)(message, param="input") from None
 
 
-def _check_speaks(can: Capabilities | None) -> None:
-    if can is None or can.voices:
-        return
+async def _speaking_model(state: ServerState) -> Capabilities:
+    """What the model can do. Raises NotReadyError, and InvalidRequestError if it does not speak."""
+    await state.omni.health()
+    can = state.omni.capabilities
+    assert can is not None  # they are known once the model was ready
+    if can.voices:
+        return can
     where = "POST /v1/audio/generate makes it" if can.modality == "audio" else f"it makes {can.modality}"
     raise InvalidRequestError(f"the model does not speak; {where}", param="model")

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from polymux.config import EngineConfig, ServerConfig, video_dir
+from polymux.config import EngineConfig, video_dir
 from polymux.errors import ModelNotFoundError
 from polymux.media.source import MediaLoader
 from polymux.metrics import Metrics
@@ -22,6 +22,7 @@ from polymux.server.adapter_files import AdapterFiles
 from polymux.server.http_metrics import HttpMetrics
 from polymux.server.image_store import ImageStore
 from polymux.server.video_jobs import VideoJobs
+from polymux.server_config import ServerConfig
 
 
 class Generator(Protocol):

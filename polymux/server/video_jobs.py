@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from polymux.config import VideoConfig
 from polymux.errors import GenerationError, PolymuxError, StorageError, StorageFullError, VideoNotFoundError
 from polymux.omni_output import OmniRequestOutput
 from polymux.prompts import Prompt
@@ -27,6 +26,7 @@ from polymux.server.errors import error_body
 from polymux.server.video_file import VideoFile, Written
 from polymux.server.video_store import JobError, Order, VideoRecord, VideoStore, expiry
 from polymux.server.video_wish import VideoWish
+from polymux.server_config import VideoConfig
 
 logger = logging.getLogger("polymux.server")
 
@@ -179,7 +179,8 @@ class VideoJobs:
         file = self.file(store.partial(record.filename), wish)
         try:
             await self._on_disk(store.insert, record, self._config.video_max_jobs, self._config.video_max_bytes)
-            accepted.set_result(None)
+            if not accepted.done():  # whoever asked may be gone
+                accepted.set_result(None)
             _, written = await self.write(events, file, self._reporter(store, record.id, file))
             await self._check_room(store, file)
             now = time.time()
@@ -196,7 +197,10 @@ class VideoJobs:
         except Exception:  # a fault of ours: the job must not stay as it is
             logger.exception("%s failed", record.id)
             await _to_end(file.abandon)
-            await self._fail(store, record.id, PolymuxError("internal error"))
+            if accepted.done():
+                await self._fail(store, record.id, PolymuxError("internal error"))
+            else:
+                accepted.set_exception(PolymuxError("internal error"))
         finally:
             await _to_end(file.abandon)
             self._expiry_changed.set()

@@ -6,22 +6,19 @@ through the capabilities of the loaded one; knows no particular pipeline.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Mapping
 
 from fastapi import Request
 
-from polymux.config import LimitsConfig
 from polymux.errors import InvalidRequestError
-from polymux.media.audio import Sound, resample
-from polymux.media.decode import MediaLimits, decode_audio, decode_video
 from polymux.media.video import check_fps, frames_for
 from polymux.media.video_track import VideoFormat
-from polymux.prompts import Medium, OmniPrompt
+from polymux.prompts import OmniPrompt
 from polymux.request import Capabilities, OmniDiffusionSamplingParams
 from polymux.server.body import parse
 from polymux.server.forms import is_form, parse_form
+from polymux.server.media_inputs import load
 from polymux.server.state import ServerState
 from polymux.server.video_protocol import VideoFields, VideoRequest
 from polymux.server.video_wish import VideoWish, Words
@@ -37,7 +34,6 @@ REFERENCES = (
     "control_image",
     "video",
 )
-MAX_MEDIA_SECONDS = 3600.0  # of one input; what it may take in memory is limited beside it
 
 Media = Mapping[str, list[str | bytes]]  # uploads and URLs, by the field that they came in
 
@@ -79,7 +75,7 @@ async def _wish(state: ServerState, body: VideoFields, sent: Media, capabilities
         if argument in arguments:
             raise InvalidRequestError(f"{name}: the same as {arguments[argument]}", param=name)
         arguments[argument] = name
-    loaded = {name: await _load(state, field, sent[field], capabilities) for name, field in arguments.items()}
+    loaded = {name: await load(state, field, name, sent[field], capabilities) for name, field in arguments.items()}
     seed = secrets.randbelow(2**32) if body.seed is None else body.seed
     prompt: OmniPrompt = {"multi_modal_data": {**loaded}}
     if body.prompt is not None:
@@ -147,48 +143,3 @@ def _argument(field: str, capabilities: Capabilities) -> str:
         takes = f"it takes {', '.join(capabilities.media)}" if capabilities.media else "it works from text alone"
         raise InvalidRequestError(f"{field}: the model takes none; {takes}", param=field)
     return found
-
-
-async def _load(state: ServerState, field: str, sources: list[str | bytes], capabilities: Capabilities) -> list[Medium]:
-    """Fetch and decode. Raises InvalidRequestError, with the client's field."""
-    name = _argument(field, capabilities)
-    if len(sources) > capabilities.media[name]:
-        allowed = f"the model takes {capabilities.media[name]}"
-        raise InvalidRequestError(f"{field}: {len(sources)} are given, {allowed}", param=field)
-    return [await _load_one(state, field, name, source, capabilities) for source in sources]
-
-
-async def _load_one(
-    state: ServerState, field: str, name: str, source: str | bytes, capabilities: Capabilities
-) -> Medium:
-    limit = state.config.media.max_media_bytes
-    data = await state.media.fetch(source, param=field, max_bytes=limit) if isinstance(source, str) else source
-    if "video" in name or "audio" in name or ("mask" in name and _is_video(data)):
-        limits = _limits(state.omni.config.limits, limit)
-        return await asyncio.to_thread(_decoded, data, "audio" in name, limits, field, capabilities)
-    return await state.media.image(data, param=field)
-
-
-def _decoded(data: bytes, sound: bool, limits: MediaLimits, param: str, capabilities: Capabilities) -> Medium:
-    """In a thread."""
-    if not sound:
-        return decode_video(data, limits, param=param).frames
-    heard = decode_audio(data, limits, param=param)
-    rate = capabilities.sample_rate
-    if rate is not None and heard.sample_rate != rate:
-        return resample(Sound(*heard), rate), rate
-    return heard.samples, heard.sample_rate
-
-
-def _limits(limits: LimitsConfig, file_bytes: int) -> MediaLimits:
-    return MediaLimits(
-        file_bytes=file_bytes,
-        pixels=limits.max_generated_image_size,
-        frames=limits.max_num_frames,
-        seconds=MAX_MEDIA_SECONDS,
-    )
-
-
-def _is_video(data: bytes) -> bool:
-    """Whether a file that may be a picture is a video: MP4, WebM or AVI."""
-    return data[4:8] == b"ftyp" or data[:4] == b"\x1aE\xdf\xa3" or data[8:12] == b"AVI "

@@ -265,6 +265,7 @@ def _database(path: Path) -> sqlite3.Connection:
     try:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
+        database.execute("PRAGMA wal_autocheckpoint = 64")  # pages: the log stays small where there is little room
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version not in (0, VERSION):
             what = f"{path} has version {version} of the table: this polymux knows {VERSION}"

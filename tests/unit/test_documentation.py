@@ -13,11 +13,12 @@ from source_tree import ROOT
 from polymux.cli import bench, generate, models, serve
 from polymux.cli.flags import Parser, flag_of
 from polymux.cli.main import main
-from polymux.config import EngineConfig, ServerConfig
+from polymux.config import EngineConfig
 from polymux.families.base import Family
 from polymux.knobs import groups_of
 from polymux.omni_output import OmniRequestOutput
 from polymux.request import OmniDiffusionSamplingParams
+from polymux.server_config import ServerConfig
 from polymux.version import VERSION
 
 DOCS = ROOT / "docs"

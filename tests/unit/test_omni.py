@@ -29,8 +29,9 @@ from polymux.errors import (
     RequestAbortedError,
     StageDeadError,
 )
+from polymux.messages import LENGTH, frame, from_stage
 from polymux.omni import AsyncOmni, Omni
-from polymux.omni_output import OmniRequestOutput, output_of
+from polymux.omni_output import OmniPreview, OmniRequestOutput, output_of, preview_of
 from polymux.orchestrator.stage_client import ProcessStage
 from polymux.request import (
     ArrayData,
@@ -38,6 +39,7 @@ from polymux.request import (
     ImageData,
     OmniDiffusionSamplingParams,
     OutputChunk,
+    Preview,
     Progress,
     Request,
     RequestMetrics,
@@ -372,10 +374,20 @@ def test_outputs_of_every_kind() -> None:
     assert (len(latent.latents), latent.videos) == (1, [])
 
 
+def test_a_preview_as_python_sees_it() -> None:
+    message = frame(Preview("a", 1, 3, [ImageData("RGB", 2, 1, bytes(6))]))
+    sent = from_stage.decode(message[LENGTH.size :])
+    assert isinstance(sent, Preview)
+    preview = preview_of(sent)
+    assert (preview.request_id, preview.index, preview.step) == ("a", 1, 3)
+    assert [image.size for image in preview.images] == [(2, 1)]
+
+
 def test_public_names_without_torch() -> None:
     assert set(polymux.__all__) <= set(dir(polymux)) | {"AsyncOmni", "Omni", "OmniPreview", "OmniRequestOutput"}
     assert polymux.Omni is Omni
     assert polymux.OmniRequestOutput is OmniRequestOutput
+    assert polymux.OmniPreview is OmniPreview
     with pytest.raises(AttributeError):
         polymux.nothing  # noqa: B018
     code = "import sys; from polymux import *; sys.exit(any(m in sys.modules for m in ('torch', 'diffusers')))"

@@ -20,9 +20,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from PIL import Image, ImageDraw, ImageFilter
 
-from polymux.config import ServerConfig
 from polymux.server import playground
 from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 
 LIMITS = {
     "max_inference_steps": 100,

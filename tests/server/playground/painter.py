@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from PIL import Image
 
-from polymux.config import EngineConfig, ServerConfig
+from polymux.config import EngineConfig
 from polymux.knobs import build
 from polymux.metrics import Metrics
 from polymux.omni_output import OmniPreview, OmniRequestOutput
@@ -20,6 +20,7 @@ from polymux.prompts import Prompt, request_of
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress, Request
 from polymux.server.run import http_config
 from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 from polymux.validation import validate
 
 ARGUMENTS = ("prompt", "negative_prompt", "height", "width", "num_inference_steps", "strength", "image", "mask_image")

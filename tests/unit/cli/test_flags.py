@@ -11,9 +11,10 @@ import pytest
 from polymux.cli import generate, serve
 from polymux.cli.flags import Parser, add_group, flag_of, given
 from polymux.cli.input_files import FLAGS
-from polymux.config import EngineConfig, LimitsConfig, MemoryConfig, ServerConfig
+from polymux.config import EngineConfig, LimitsConfig, MemoryConfig
 from polymux.knobs import Checked, build, field_type, groups_of, knob, without_none
 from polymux.prompts import request_of
+from polymux.server_config import ServerConfig
 
 GROUPS = groups_of(EngineConfig)
 ENGINE_KNOBS = [(name, f) for name, group in GROUPS.items() for f in dataclasses.fields(group)]

@@ -12,7 +12,6 @@ import httpx
 import numpy as np
 from fake_omni import FakeOmni
 
-from polymux.config import ServerConfig
 from polymux.errors import NotReadyError, RequestAbortedError
 from polymux.knobs import build
 from polymux.media.wire import to_wire
@@ -21,6 +20,7 @@ from polymux.prompts import Prompt, request_of
 from polymux.request import ArrayData, Capabilities, OmniDiffusionSamplingParams, OutputChunk, Progress, Request
 from polymux.server.app import build_app
 from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 from polymux.validation import validate
 
 CAPABILITIES = Capabilities(

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from polymux.config import AdapterFilesConfig
 from polymux.errors import ConfigError, InvalidRequestError
 from polymux.request import LoRARequest
 from polymux.server.adapter_files import AdapterFiles
 from polymux.server.protocol import AdapterField
+from polymux.server_config import AdapterFilesConfig
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ import pytest
 from fake_omni import CAPABILITIES, FakeOmni, client
 from prometheus_client.parser import text_string_to_metric_families
 
-from polymux.config import HttpConfig, LimitsConfig, MediaConfig
+from polymux.config import LimitsConfig
 from polymux.orchestrator.orchestrator import Status
+from polymux.server_config import HttpConfig, MediaConfig
 
 
 def call(method: str, url: str, omni: FakeOmni | None = None, server: Any = None, **kwargs: Any) -> httpx.Response:

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from fake_omni import FakeOmni, client
 
-from polymux.config import HttpConfig, ServerConfig
 from polymux.server import body as body_module
 from polymux.server.app import build_app
 from polymux.server.body import BodyLimit
 from polymux.server.state import ServerState
+from polymux.server_config import HttpConfig, ServerConfig
 
 LIMIT = 2048
 LIMITS = HttpConfig(max_body_bytes=LIMIT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
@@ -41,6 +42,7 @@ def test_a_generation_that_takes_longer_is_aborted(timeout: str | None, server: 
     response = call(omni, timeout, **server)
     assert (response.status_code, error_of(response)["code"]) == (504, "deadline_exceeded")
     assert error_of(response)["type"] == "server_error"
+    assert response.headers["x-should-retry"] == "false"
     assert omni.aborted == [request.request_id for request in omni.requests]
 
 
@@ -66,3 +68,20 @@ def test_sleep_and_wake_up_go_on_without_who_asked() -> None:
 
     response = call(Slow(), "0.05", "/v1/omni/sleep")
     assert (response.status_code, error_of(response)["code"]) == (504, "deadline_exceeded")
+
+
+def test_a_stream_ends_with_the_error() -> None:
+    omni = FakeOmni()
+    omni.hold.clear()
+
+    async def send() -> httpx.Response:
+        async with client(omni) as http:
+            body = {"prompt": "a", "stream": True, "stream_progress": True}
+            return await http.post(URL, json=body, headers={"x-request-timeout": "0.2"})
+
+    response = asyncio.run(send())
+    assert response.status_code == 200
+    events = [line for line in response.text.splitlines() if line.startswith("data: ")]
+    assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+    assert len(events) > 1
+    assert omni.aborted == [request.request_id for request in omni.requests]

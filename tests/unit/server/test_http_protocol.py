@@ -9,6 +9,8 @@ import pytest
 from fake_omni import FakeOmni
 from live_server import exchange, listening, request
 
+from polymux.server import body as body_module
+
 pytestmark = pytest.mark.anyio
 
 URL = "/v1/images/generations"
@@ -144,3 +146,37 @@ async def test_a_websocket_is_not_there() -> None:
         sent = request("GET", "/v1/realtime", Upgrade="websocket").replace(b"close", b"Upgrade")
         answer = await exchange(port, sent.replace(b"\r\n\r\n", b"\r\nx: y\r\n\r\n"), request())
         assert answer.status == 404
+
+
+async def test_an_answer_that_nobody_reads_is_given_up() -> None:
+    omni = FakeOmni()
+    body = b'{"prompt":"a","size":"2048x2048"}'  # of noise, so some megabytes
+    async with listening(omni, send_timeout=0.2) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(request("POST", URL, body, **JSON))
+        await asyncio.wait_for(omni.started.wait(), 10)
+        await asyncio.sleep(1.5)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
+            await reader.readexactly(length)
+        writer.close()
+
+
+async def test_a_body_that_is_refused_for_want_of_a_key_is_not_asked_for() -> None:
+    async with listening(api_key=("k",)) as port:
+        sent = request("POST", URL, Content_Length="100", Expect="100-continue", **JSON).replace(
+            b"Connection: close", b"x: y"
+        )
+        answer = await exchange(port, sent)
+        assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+        assert answer.headers["connection"] == "close"
+
+
+async def test_the_rest_of_a_body_does_not_keep_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "LINGER_S", 0.1)
+    async with listening(api_key=("k",)) as port:
+        sent = request("POST", URL, Content_Length="100", **JSON).replace(b"Connection: close", b"x: y")
+        answer = await exchange(port, sent, b"{")
+        assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+        assert answer.headers["connection"] == "close"

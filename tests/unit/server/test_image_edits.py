@@ -97,6 +97,8 @@ def test_a_file_that_is_no_whole_picture(content: bytes) -> None:
 def test_a_model_that_takes_no_pictures() -> None:
     omni = editor(media={}, required=("prompt",))
     assert "text alone" in refused(form(("image", PNG), omni=omni), "image")
+    omni = editor(media={"control_image": 1}, required=("prompt",))
+    assert "only control_image" in refused(form(("image", PNG), omni=omni), "image")
 
 
 def test_a_model_that_takes_no_mask() -> None:
@@ -201,6 +203,12 @@ def test_a_wrong_field_of_a_form_is_a_400_that_names_it(field: str, text: str) -
 def test_a_field_twice(field: str) -> None:
     values = {"model": "fake/model", "n": "1", "size": "64x32"}
     message = refused(form(("image", PNG), **{field: [values.get(field, "a")] * 2}), field)
+    assert "more than once" in message
+
+
+@pytest.mark.parametrize("whole", ["[1.0]", "x", "null", "1"])
+def test_a_list_both_ways(whole: str) -> None:
+    message = refused(form(("image", PNG), sigmas=whole, **{"sigmas[]": "1.0"}), "sigmas")
     assert "more than once" in message
 
 

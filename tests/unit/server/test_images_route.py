@@ -185,7 +185,8 @@ def test_values_that_ask_for_what_happens_anyway(extra: dict[str, Any]) -> None:
         ("prompt", None), ("prompt", {}), ("prompt", ["a"]), ("prompt", 3),
         ("negative_prompt", 3), ("user", "x" * 257),
         ("quality", "hd"), ("quality", "high"), ("background", "transparent"), ("moderation", "low"), ("stream", "x"),
-        ("style", "vivid"), ("partial_images", 1), ("partial_images", 4), ("stream_progress", True), ("num_steps", 3), ("image", "x"),
+        ("style", "vivid"), ("partial_images", 1), ("partial_images", 4), ("stream_progress", True), ("num_steps", 3),
+        ("image", "x"),
         ("sigmas", [1.0, "x"]), ("extra_args", []), ("extra_args", "x"),
     ],
 )  # fmt: skip
@@ -283,6 +284,7 @@ def test_errors_of_the_engine(error: Exception, status: int, code: str) -> None:
     response = post(BASE, omni)
     assert (response.status_code, error_of(response)["code"]) == (status, code)
     assert ("retry-after" in response.headers) == (status == 429)
+    assert (response.headers.get("x-should-retry") == "false") == (status == 500)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from polymux.config import ServerConfig
 from polymux.server import errors, playground
 from polymux.server.protocol import ImageEditFields, ImageGenerationRequest
 from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "polymux" / "server" / "playground"

@@ -3,83 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import errno
-import io
-import json
 import random
+import sqlite3
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import av
 import httpx
-import numpy as np
 import pytest
 from fake_omni import FakeOmni, client
-from fake_video_omni import FakeVideoOmni, serving
-from PIL import Image
+from fake_video_omni import FakeVideoOmni
+from video_scenarios import VIDEOS, create, decoded, ended, files, get, reaches, run
 
-from polymux.errors import OutOfMemoryError
-from polymux.media.video import VideoWriter, encode_video
+from polymux.errors import OutOfMemoryError, StorageFullError
+from polymux.media.video import VideoWriter
 from polymux.server.video_store import VideoStore
-
-VIDEOS = "/v1/videos"
-Scenario = Callable[[httpx.AsyncClient, FakeVideoOmni], Awaitable[None]]
-
-
-def run(scenario: Scenario, folder: Path, omni: FakeVideoOmni | None = None, **server_args: Any) -> None:
-    async def all_of_it() -> None:
-        used = omni or FakeVideoOmni()
-        async with serving(used, folder, **server_args) as http:
-            await scenario(http, used)
-
-    asyncio.run(asyncio.wait_for(all_of_it(), 60))
-
-
-async def create(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
-    response = await http.post(VIDEOS, json={"prompt": "a"} | fields)
-    assert response.status_code == 200, response.text
-    video: dict[str, Any] = response.json()
-    return video
-
-
-async def get(http: httpx.AsyncClient, video: dict[str, Any]) -> dict[str, Any]:
-    response = await http.get(f"{VIDEOS}/{video['id']}")
-    found: dict[str, Any] = response.json()
-    return found
-
-
-async def ended(http: httpx.AsyncClient, video: dict[str, Any]) -> dict[str, Any]:
-    seen = [video]
-    while seen[-1]["status"] not in ("completed", "failed"):
-        await asyncio.sleep(0.005)
-        seen.append(await get(http, video))
-    progress = [state["progress"] for state in seen]
-    assert progress == sorted(progress)
-    return seen[-1]
-
-
-async def reaches(omni: FakeVideoOmni, video: dict[str, Any], gate: str) -> None:
-    while omni.at.get(video["id"]) != gate:
-        await asyncio.sleep(0.005)
-
-
-def files(folder: Path) -> set[str]:
-    return {path.name for part in ("files", "partial") for path in (folder / part).iterdir()}
-
-
-def decoded(content: bytes) -> tuple[list[np.ndarray[Any, Any]], float, int]:
-    """Frames, frames per second, and samples of sound."""
-    with av.open(io.BytesIO(content)) as container:
-        rate = container.streams.video[0].average_rate
-        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    samples = 0
-    with av.open(io.BytesIO(content)) as container:
-        if container.streams.audio:
-            samples = sum(frame.samples for frame in container.decode(audio=0))
-    return frames, float(rate or 0), samples
 
 
 def test_the_life_of_a_job(tmp_path: Path) -> None:
@@ -252,6 +191,43 @@ def test_failures(tmp_path: Path) -> None:
     run(scenario, tmp_path)
 
 
+def test_a_job_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def insert(*_: Any) -> None:
+        raise sqlite3.DatabaseError("a bug")
+
+    async def scenario(http: httpx.AsyncClient, omni: FakeVideoOmni) -> None:
+        assert (await http.get(VIDEOS)).status_code == 200
+        monkeypatch.setattr(VideoStore, "insert", insert)
+        response = await http.post(VIDEOS, json={"prompt": "a"})
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+        while omni.live:
+            await asyncio.sleep(0.005)
+        monkeypatch.undo()
+        assert (await ended(http, await create(http)))["status"] == "completed"
+
+    run(scenario, tmp_path)
+
+
+def test_a_failure_that_cannot_be_written_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise StorageFullError("the disk is full")
+
+    async def scenario(http: httpx.AsyncClient, omni: FakeVideoOmni) -> None:
+        omni.fails_with = OutOfMemoryError("too large")
+        with monkeypatch.context() as patch:
+            patch.setattr(VideoStore, "fail", fail)
+            video = await create(http)
+            while omni.live:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.05)
+            assert (await get(http, video))["status"] == "in_progress"
+        omni.fails_with = None
+        await create(http)  # whose end makes the server look
+        assert (await ended(http, video))["error"]["code"] == "out_of_memory"
+
+    run(scenario, tmp_path)
+
+
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = [True]
     add = VideoWriter.add_frames
@@ -329,107 +305,6 @@ def test_a_server_that_stops(tmp_path: Path) -> None:
 
     run(first, tmp_path)
     run(second, tmp_path)
-
-
-def png(size: tuple[int, int] = (32, 32)) -> bytes:
-    target = io.BytesIO()
-    Image.new("RGB", size, "red").save(target, "PNG")
-    return target.getvalue()
-
-
-def mp4() -> bytes:
-    target = io.BytesIO()
-    encode_video(np.zeros((5, 32, 32, 3), np.uint8), 8, target)
-    return target.getvalue()
-
-
-def data_url(data: bytes) -> str:
-    return "data:application/octet-stream;base64," + base64.b64encode(data).decode()
-
-
-def test_media(tmp_path: Path) -> None:
-    async def scenario(http: httpx.AsyncClient, omni: FakeVideoOmni) -> None:
-        plain = {"prompt": "a", "seconds": "1", "fps": "8", "size": "32x32", "extra_args": "{}", "seed": "5"}
-        uploads = [
-            ("input_reference", ("a.png", png(), "image/png")),
-            ("reference_images", ("b.png", png(), "image/png")),
-            ("reference_images[]", ("c.png", png(), "image/png")),
-            ("video", ("d.mp4", mp4(), "video/mp4")),
-            ("mask", ("e.mp4", mp4(), "video/mp4")),
-        ]
-        answer = await http.post(VIDEOS, data=plain, files=uploads)
-        assert answer.status_code == 200, answer.text
-        picture = data_url(png())
-        body = {
-            "prompt": "a",
-            "input_reference": {"image_url": picture},
-            "media": {"reference_images": [picture, {"image_url": picture}], "video": data_url(mp4()), "mask": picture},
-        }
-        answer = await http.post(VIDEOS, json=body)
-        assert answer.status_code == 200, answer.text
-        answer = await http.post(VIDEOS, data=plain | {"input_reference[image_url]": picture}, files={"mask": png()})
-        assert answer.status_code == 200, answer.text
-        form, posted, url = omni.requests
-        assert {name: len(items) for name, items in form.media.items()} == {
-            "image": 1, "reference_images": 2, "video": 1, "mask": 1,
-        }  # fmt: skip
-        assert form.media["video"] == posted.media["video"] == form.media["mask"] != posted.media["mask"]
-        assert form.media["image"] == posted.media["image"] == url.media["image"]
-        assert (form.params.num_frames, form.params.seed, form.params.fps) == (9, 5, None)
-
-    run(scenario, tmp_path)
-
-
-BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"prompt": None}, "prompt", "missing"),
-    ({"seconds": "0"}, "seconds", "above 0"),
-    ({"seconds": "abc"}, "seconds", "above 0"),
-    ({"seconds": float("1e9")}, "seconds", "above 0"),
-    ({"seconds": "nan"}, "seconds", "above 0"),
-    ({"seconds": True}, "seconds", ""),
-    ({"seconds": "500"}, "seconds", "--max-num-frames"),
-    ({"seconds": "1", "num_frames": 9}, "num_frames", "seconds"),
-    ({"num_frames": 8}, "num_frames", "5 or 9"),
-    ({"fps": 0}, "fps", "0.01"),
-    ({"fps": 51, "output_format": "gif"}, "fps", "50"),
-    ({"size": "33x32"}, "size", "multiple of 16"),
-    ({"size": "32"}, "size", "WIDTHxHEIGHT"),
-    ({"seed": 2**64}, "seed", "less than"),
-    ({"output_format": "mov"}, "output_format", "mp4"),
-    ({"guidance_scale_2": 1.0}, "guidance_scale_2", "does not take"),
-    ({"n": 2}, "n", "unknown"),
-    ({"input_reference": "http://127.0.0.1/a"}, "input_reference", ""),
-    ({"input_reference": "data:text/plain,hello"}, "input_reference", "not a whole picture"),
-    ({"input_reference": {"file_id": "a"}}, "input_reference", "image_url"),
-    ({"media": {"pose": "data:,"}}, "media.pose", "image, last_image"),
-    ({"media": {"video": "data:,hello"}}, "media.video", "not a media file"),
-    ({"media": {"last_image": ["data:,", "data:,"]}}, "media.last_image", "the model takes 1"),
-    ({"media": {"image": "data:,"}, "input_reference": "data:,"}, "input_reference", "the same as media.image"),
-]
-
-
-@pytest.mark.parametrize(("fields", "param", "message"), BAD, ids=lambda value: str(value)[:40])
-def test_bad_requests(fields: dict[str, Any], param: str, message: str, tmp_path: Path) -> None:
-    async def scenario(http: httpx.AsyncClient, omni: FakeVideoOmni) -> None:
-        for route in (VIDEOS, f"{VIDEOS}/sync"):
-            response = await http.post(route, content=json.dumps({"prompt": "a"} | fields))
-            error = response.json()["error"]
-            assert (response.status_code, error["param"]) == (400, param), error
-            assert message in error["message"]
-        assert omni.live == set()
-
-    run(scenario, tmp_path)
-
-
-def test_other_refusals(tmp_path: Path) -> None:
-    async def scenario(http: httpx.AsyncClient, omni: FakeVideoOmni) -> None:
-        assert (await http.post(VIDEOS, json={"prompt": "a", "model": "x"})).status_code == 404
-        assert (await http.post(VIDEOS, content=b"a", headers={"content-type": "text/plain"})).status_code == 415
-        omni.status = "draining"
-        assert (await http.post(VIDEOS, json={"prompt": "a"})).status_code == 503
-        assert (await http.get(VIDEOS)).status_code == 200, "what there is can still be had"
-
-    run(scenario, tmp_path)
 
 
 def test_a_model_that_makes_pictures_has_no_videos(tmp_path: Path) -> None:
