@@ -36,7 +36,7 @@ class SpeechT5Adapter(Adapter):
         own = {"threshold": _THRESHOLD, "minlenratio": _SHORTEST, "maxlenratio": _LONGEST} | wish.params.extra_args
         arguments = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask, **own}
         steps = max(int(count * own["maxlenratio"] / model.config.reduction_factor), 1)
-        # The threshold is for the sum over the frames of a step. Whoever gives one that cannot be met wants the longest.
+        # The threshold is for the sum over a step's frames. Whoever gives one that cannot be met wants the longest.
         ends = own["threshold"] <= model.config.reduction_factor and "maxlenratio" not in wish.params.extra_args
         return Call(arguments={**arguments, "speaker_embeddings": speaker}, steps=steps, ends=ends)
 
