@@ -1,7 +1,7 @@
 """From a folder with a model of transformers to its parts on the device: the model, what reads texts, what is beside.
 
-A checkpoint of transformers has a config.json that names a class; one of diffusers has an index. Which classes are
-served is declared in `polymux.families`. Every model is proven complete, as components of pipelines are.
+Which classes are served is declared in `polymux.families`. Every model is proven complete, as components of pipelines
+are.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import transformers
 
 from polymux.config import EngineConfig
 from polymux.errors import CheckpointError, ConfigError
-from polymux.families import all_generate_families, generate_family_of
 from polymux.families.generate import GenerateFamily, Parts
 from polymux.loading.component import Part, load_model, load_plain
-from polymux.loading.index import CLASSIC_INDEX, MODULAR_INDEX, read_json
+from polymux.loading.layout import CONFIG, declared_model, model_class_in
 from polymux.loading.libraries import quiet, reading
 from polymux.loading.options import LoadFlags, parse_options
-from polymux.loading.source import CONFIG, fetch_model, resolve
+from polymux.loading.source import fetch_model, resolve
 from polymux.media.wire import Array
 
 logger = logging.getLogger(__name__)
@@ -32,27 +31,13 @@ _OF_PIPELINES = (("model", "model_class_name"), ("model", "diffusers_call_kwargs
 _MOST_VOICES = 1000
 
 
-def model_class_in(folder: Path) -> str | None:
-    """The class that a folder of transformers names; None: it is none, or one of diffusers."""
-    if any((folder / index).is_file() for index in (CLASSIC_INDEX, MODULAR_INDEX)) or not (folder / CONFIG).is_file():
-        return None
-    names = read_json(folder / CONFIG).get("architectures")
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
-
-
 def load_parts(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> tuple[GenerateFamily, Parts]:
     """Load a model and all that belongs to it. Raises CheckpointError, and ConfigError for settings that cannot act."""
     start = time.perf_counter()
     options = parse_options(config.model.diffusers_load_kwargs)
     options.check_names((), "a model of transformers")
     folder = resolve(config.model)
-    name = model_class_in(folder)
-    if name is None:
-        raise CheckpointError(f"{folder / CONFIG}: names no class of a model (architectures)")
-    family = generate_family_of(name)
-    if family is None:
-        known = ", ".join(model for f in all_generate_families() for model in f.models)
-        raise CheckpointError(f"{folder / CONFIG}: {name} is not served; of transformers, these are: {known}")
+    name, family = declared_model(folder, str(folder))
     check_settings(config, family)
     with quiet():
         model = _model("model", name, folder, device, dtype, options.flags)

@@ -26,12 +26,12 @@ from huggingface_hub.utils import validate_repo_id
 from polymux.config import ModelConfig, hub_offline
 from polymux.errors import CheckpointError, ConfigError
 from polymux.loading.index import CLASSIC_INDEX, MODULAR_INDEX, PipelineIndex, parse_index
+from polymux.loading.layout import CONFIG, declared_model
 from polymux.loading.libraries import one_line, reading
 from polymux.loading.options import LoadFlags, LoadOptions, parse_options
 from polymux.loading.weights import DIFFUSERS_NAMES, TRANSFORMERS_NAMES, choose, is_shard_of
 
 DEMO = "demo"
-CONFIG = "config.json"  # of a model of transformers: what stands there in place of an index
 
 # Files of these kinds are weights in some format; all others in a component's folder are small and needed.
 WEIGHT_SUFFIXES = frozenset({
@@ -95,6 +95,7 @@ def _fetch_pipeline(config: ModelConfig, options: LoadOptions) -> Path:
     names = hub.names()
     indices = [name for name in (CLASSIC_INDEX, MODULAR_INDEX) if name in names]
     if not indices and CONFIG in names:
+        declared_model(hub.download([CONFIG]), str(hub))  # before the rest of something that is not served
         return hub.download(model_files(names, options.flags))
     if not indices:
         raise CheckpointError(

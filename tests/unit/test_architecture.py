@@ -32,7 +32,19 @@ LAYERS = (
     ("loading",),
     ("memory",),
     ("media", "families"),
-    ("validation", "sampling", "messages", "metrics", "logs", "config", "server_config", "knobs", "request", "errors", "version"),
+    (
+        "validation",
+        "sampling",
+        "messages",
+        "metrics",
+        "logs",
+        "config",
+        "server_config",
+        "knobs",
+        "request",
+        "errors",
+        "version",
+    ),
 )
 RANK = {unit: rank for rank, row in enumerate(LAYERS) for unit in row}
 
