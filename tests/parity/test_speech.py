@@ -1,7 +1,7 @@
 """Every tiny model of transformers that makes sound: through the engine, alone and in company, its sound is that of
 transformers' own call, sample for sample.
 
-fp32 on a CPU. Calls are interleaved and not merged, so the same operations run in the same order: the difference is zero.
+fp32 on a CPU. Calls are interleaved and not merged, so the same operations run in the same order: no difference at all.
 """
 
 from __future__ import annotations

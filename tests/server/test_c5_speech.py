@@ -1,5 +1,7 @@
-"""Case C5: speech over HTTP, for real: formats, streams, voices, seeds, clients that leave; OpenAI's client; the command;
-Python. A tiny model speaks."""
+"""Case C5: speech over HTTP, for real: formats, streams, voices, seeds, clients that leave.
+
+OpenAI's client, the command and Python say the same. A tiny model speaks.
+"""
 
 from __future__ import annotations
 
