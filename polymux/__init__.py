@@ -3,7 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from polymux.errors import PolymuxError
-from polymux.request import LoRARequest, OmniDiffusionSamplingParams, OutputChunk, Progress
+from polymux.request import (
+    LoRARequest,
+    OmniDiffusionSamplingParams,
+    OutputChunk,
+    Progress,
+    SamplingParams,
+    SoundPiece,
+)
 from polymux.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -22,6 +29,8 @@ __all__ = [
     "OutputChunk",
     "PolymuxError",
     "Progress",
+    "SamplingParams",
+    "SoundPiece",
     "__version__",
 ]
 

@@ -206,6 +206,25 @@ class AdapterConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpeechConfig(Checked):
+    """Speech: what some models that speak need beside their checkpoint (docs/speech.md)"""
+
+    vocoder: str | None = knob(
+        None, "folder or hub id of the vocoder or codec (default: in the checkpoint's own folder)", metavar="MODEL"
+    )
+    voice_path: str | None = knob(
+        None, "folder of voices, a file NAME.npy with a vector for each (default: voices/ in the checkpoint)",
+        metavar="DIR",
+    )  # fmt: skip
+
+    def check_unused(self) -> None:
+        """Raise ConfigError if one is set: the model is not one that speaks."""
+        for f in dataclasses.fields(self):
+            if getattr(self, f.name) is not None:
+                raise ConfigError(f"{_flag(f.name)} acts only on models that speak", param=f.name)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """All that a stage process needs to know."""
 
@@ -216,6 +235,7 @@ class EngineConfig:
     process: ProcessConfig = field(default_factory=ProcessConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
+    speech: SpeechConfig = field(default_factory=SpeechConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     @classmethod

@@ -24,6 +24,7 @@ from polymux.request import (
     OmniDiffusionSamplingParams,
     Request,
 )
+from polymux.sampling import check_sampling, sampling_of
 
 SEEDS = 2**64  # torch takes seeds below this
 MAX_PARTIAL_IMAGES = 3  # per output, as in OpenAI's API
@@ -47,8 +48,16 @@ _FINITE = ("guidance_scale", "guidance_scale_2", "true_cfg_scale")
 
 def validate(request: Request, capabilities: Capabilities, limits: LimitsConfig) -> None:
     """Raises InvalidRequestError with the field, its value and what is allowed."""
-    params = request.params
     _check_texts(request, limits)
+    if capabilities.samples:
+        if request.prompt is None or not request.prompt.strip():
+            raise InvalidRequestError("prompt is empty", param="prompt")
+        check_sampling(sampling_of(request, capabilities), capabilities, limits)
+        return
+    if request.sampling is not None:
+        what = f"{capabilities.pipeline} takes OmniDiffusionSamplingParams, not SamplingParams"
+        raise InvalidRequestError(f"sampling_params: {what}", param="sampling_params")
+    params = request.params
     _check_extra_args(params.extra_args, capabilities)
     _check_names(request, capabilities)
     check_size(params, capabilities, limits)

@@ -40,9 +40,14 @@ def randomness_of(request: Request) -> list[Randomness]:
         first, source = (_with_state(request.generator_state) for _ in range(2))
         drawn = torch.randint(2**63 - 1, (count - 1,), generator=source).tolist()
         return [Randomness(None, first), *(Randomness(s, torch.Generator().manual_seed(s)) for s in drawn)]
-    seed = request.params.seed if request.params.seed is not None else secrets.randbelow(2**32)
+    seed = seed_of(request.params.seed)
     seeds = [(seed + i) % SEEDS for i in range(count)]
     return [Randomness(s, torch.Generator().manual_seed(s)) for s in seeds]
+
+
+def seed_of(asked: int | None) -> int:
+    """The seed that was asked for, or one that is drawn."""
+    return secrets.randbelow(2**32) if asked is None else asked
 
 
 def _with_state(state: bytes) -> torch.Generator:

@@ -26,6 +26,7 @@ from huggingface_hub.utils import validate_repo_id
 from polymux.config import ModelConfig, hub_offline
 from polymux.errors import CheckpointError, ConfigError
 from polymux.loading.index import CLASSIC_INDEX, MODULAR_INDEX, PipelineIndex, parse_index
+from polymux.loading.layout import CONFIG, declared_model
 from polymux.loading.libraries import one_line, reading
 from polymux.loading.options import LoadFlags, LoadOptions, parse_options
 from polymux.loading.weights import DIFFUSERS_NAMES, TRANSFORMERS_NAMES, choose, is_shard_of
@@ -121,9 +122,12 @@ def _fetch_pipeline(config: ModelConfig, options: LoadOptions) -> Path:
         return hub.cached()
     names = hub.names()
     indices = [name for name in (CLASSIC_INDEX, MODULAR_INDEX) if name in names]
+    if not indices and CONFIG in names:
+        declared_model(hub.download([CONFIG]), str(hub))  # before the rest of something that is not served
+        return hub.download(model_files(names, options.flags))
     if not indices:
         raise CheckpointError(
-            f"{hub}: not a diffusers checkpoint: the repository holds neither {CLASSIC_INDEX} nor {MODULAR_INDEX}"
+            f"{hub}: no checkpoint: the repository holds neither {CLASSIC_INDEX} nor {MODULAR_INDEX} nor {CONFIG}"
         )
     folder = hub.download(indices)
     wanted: set[str] = set(indices)
@@ -131,6 +135,27 @@ def _fetch_pipeline(config: ModelConfig, options: LoadOptions) -> Path:
         index = parse_index(folder / name)
         wanted |= set(pipeline_files(names, index, options, weights=config.load_format != "dummy"))
     return hub.download(sorted(wanted))
+
+
+def fetch_model(name: str, cache_dir: str | None) -> Path:
+    """The folder of a model of transformers that stands beside another one: a local one, or a hub repository."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if not _is_hub_id(name):
+        raise CheckpointError(f"{name}: no such folder, and not a hub id (OWNER/NAME)")
+    hub = _Hub(name, None, cache_dir, LoadFlags())
+    return hub.cached() if hub_offline() else hub.download(model_files(hub.names(), LoadFlags()))
+
+
+def model_files(names: Collection[str], flags: LoadFlags) -> list[str]:
+    """Which of a repository's files a model of transformers needs: those at its top, and folders of what is beside it.
+    Of several sets of weights, one."""
+    folders = {name.partition("/")[0] for name in names if name.endswith(f"/{CONFIG}") and name.count("/") == 1}
+    wanted = component_files(names, "", flags, weights=True)
+    for folder in sorted(folders):
+        wanted += component_files(names, folder, flags, weights=True)
+    return sorted({*wanted, *(name for name in names if name.endswith(".npy"))})
 
 
 def pipeline_files(names: Collection[str], index: PipelineIndex, options: LoadOptions, *, weights: bool) -> list[str]:

@@ -77,6 +77,7 @@ class Metrics:
         if spent.steps:
             self._step.observe(spent.denoise / spent.steps)
         self._outputs.labels(self._name, finished.modality).inc(len(finished.outputs))
+        self._audio.inc(finished.sound_seconds)
         for medium in (medium for output in finished.outputs for medium in output):
             self._count_medium(medium, finished)
 

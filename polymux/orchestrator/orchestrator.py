@@ -25,7 +25,7 @@ from polymux.orchestrator.launch import MakeStage, RunningStage, destroy, launch
 from polymux.orchestrator.stage_client import ProcessStage
 from polymux.orchestrator.tickets import Ticket, Tickets
 from polymux.orchestrator.watchdog import Watchdog
-from polymux.request import Capabilities, Finished, News, OutputChunk, Request, StageStats
+from polymux.request import Capabilities, Finished, News, OutputChunk, Request, SoundPiece, StageStats
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Orchestrator:
             async with contextlib.aclosing(ticket.events()) as events:
                 async for event in events:
                     yield event
-                    if isinstance(event, OutputChunk) and self._running is not None:
+                    if isinstance(event, (OutputChunk, SoundPiece)) and self._running is not None:
                         self._running.stage.send(Taken(event.request_id))
         finally:
             if not ticket.ended:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 
 from polymux.errors import PolymuxError, RequestAbortedError, from_info
 from polymux.metrics import Metrics, Outcome, catalog
-from polymux.request import Event, Failed, Finished, News, OutputChunk, Preview, Progress
+from polymux.request import Event, Failed, Finished, News, OutputChunk, Preview, Progress, SoundPiece
 
 RECENT = 32  # requests
 
@@ -93,7 +93,7 @@ class Tickets:
         ticket = self._tickets.get(event.request_id)
         if ticket is None:
             return
-        if isinstance(event, (Progress, Preview, OutputChunk)):
+        if isinstance(event, (Progress, Preview, OutputChunk, SoundPiece)):
             if not ticket.started and not (isinstance(event, Progress) and event.phase == "queued"):
                 ticket.started_at = time.monotonic()
             if not ticket.ended:

@@ -15,8 +15,8 @@ from fastapi import Request
 
 from polymux.errors import GenerationError, RequestAbortedError
 from polymux.omni_output import OmniPreview, OmniRequestOutput
-from polymux.prompts import Prompt
-from polymux.request import OmniDiffusionSamplingParams, Progress
+from polymux.prompts import Params, Prompt
+from polymux.request import Progress
 from polymux.server.deadline import deadline_of, exceeded
 from polymux.server.state import Generator
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def events(
-    omni: Generator, request: Request, prompt: Prompt, params: OmniDiffusionSamplingParams, partial_images: int = 0
+    omni: Generator, request: Request, prompt: Prompt, params: Params, partial_images: int = 0
 ) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
     """What the generator tells, and then the output. Raises what it raises, RequestAbortedError if the client left, and
     DeadlineExceededError if its time was over.
@@ -36,9 +36,7 @@ def events(
     return while_connected(request, omni.generate(prompt, params, request_id=engine_id, partial_images=partial_images))
 
 
-async def generate(
-    omni: Generator, request: Request, prompt: Prompt, params: OmniDiffusionSamplingParams
-) -> OmniRequestOutput:
+async def generate(omni: Generator, request: Request, prompt: Prompt, params: Params) -> OmniRequestOutput:
     """The output of `events`."""
     async with contextlib.aclosing(events(omni, request, prompt, params)) as all_events:
         async for event in all_events:

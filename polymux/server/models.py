@@ -8,6 +8,7 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from polymux.sampling import FIELDS as SAMPLING_FIELDS
 from polymux.server.errors import responses
 from polymux.server.state import ServerState
 from polymux.validation import ARGUMENT_FIELDS
@@ -55,6 +56,8 @@ class ModelAbilities(BaseModel):
     size_multiple: int = Field(description="width and height must be multiples of it")
     lora: bool = Field(description="requests may name adapters")
     frame_interpolation: bool = Field(description="a request may have enable_frame_interpolation")
+    voices: list[str] = Field(description="of a model that speaks; the first is the default")
+    languages: list[str] = Field(description="that a request may name")
     frames_multiple: int = Field(description="num_frames must be 1 more than a multiple of it")
     defaults: dict[str, int] = Field(description="height, width and num_frames that it uses if they are left out")
     fps: float | None = Field(description="frames per second of its videos, unless a request says otherwise")
@@ -118,12 +121,13 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
     if can is None:
         return None
     takes = [name for name in can.arguments if name not in can.refused and name not in can.media]
+    fields = SAMPLING_FIELDS if can.samples else ARGUMENT_FIELDS
     return ModelAbilities(
         family=can.family,
         pipeline=can.pipeline,
         modality=can.modality,
-        fields=sorted(name for name in takes if name in ARGUMENT_FIELDS),
-        extra_args=sorted(name for name in takes if name not in ARGUMENT_FIELDS and name != "prompt"),
+        fields=sorted(name for name in takes if name in fields),
+        extra_args=sorted(name for name in takes if name not in fields and name != "prompt"),
         refused=can.refused,
         required=list(can.required),
         media=can.media,
@@ -134,6 +138,8 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         size_multiple=can.size_multiple,
         lora=can.lora,
         frame_interpolation=can.frame_interpolation,
+        voices=list(can.voices),
+        languages=list(can.languages),
         frames_multiple=can.frames_multiple,
         defaults=can.defaults,
         fps=can.fps,

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 from polymux.errors import GenerationError, PolymuxError, StorageError, StorageFullError, VideoNotFoundError
 from polymux.omni_output import OmniRequestOutput
 from polymux.prompts import Prompt
-from polymux.request import Capabilities, OmniDiffusionSamplingParams, OutputChunk, Progress
+from polymux.request import Capabilities, OmniDiffusionSamplingParams, OutputChunk, Progress, SoundPiece
 from polymux.server.errors import error_body
 from polymux.server.video_file import VideoFile, Written
 from polymux.server.video_store import JobError, Order, VideoRecord, VideoStore, expiry
@@ -37,7 +37,7 @@ CLOSE_S = 10.0  # for the encoding of outputs that are complete
 _STARTED, _DENOISED, _DECODED, _WRITTEN = 1, 85, 90, 99
 
 T = TypeVar("T")
-Events = AsyncGenerator[Progress | OutputChunk | OmniRequestOutput]
+Events = AsyncGenerator[Progress | OutputChunk | SoundPiece | OmniRequestOutput]
 Step = Callable[[int], Awaitable[None]]
 
 
