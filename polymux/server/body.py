@@ -24,7 +24,7 @@ from polymux.errors import (
     ReceiveTimeoutError,
 )
 from polymux.server.deadline import set_deadline
-from polymux.server.errors import error_body, error_headers, from_validation
+from polymux.server.errors import error_body, error_headers, from_validation, headers_too_large
 from polymux.server.json_guard import check_json
 from polymux.server.log import note
 from polymux.server_config import HttpConfig
@@ -75,6 +75,7 @@ class BodyLimit:
             await self.app(scope, receive, send)
             return
         try:
+            _check_head_size(scope, self.limits.max_header_bytes)
             _check_headers(Headers(scope=scope), self.limits.max_body_bytes)
             set_deadline(scope, self.limits.request_timeout)
         except PolymuxError as error:
@@ -162,6 +163,14 @@ class _CountedBody:
     def _fail(self, error: PolymuxError) -> PolymuxError:
         self.failure, self._complete = error, True
         return error
+
+
+def _check_head_size(scope: Scope, limit: int) -> None:
+    """Raises HeadersTooLargeError. The parser in front counts only what has not come to its end: headers that arrive at
+    once are there before it counts."""
+    line = len(scope["method"]) + len(scope.get("raw_path", b"")) + len(scope["query_string"]) + len(" ? HTTP/1.1\r\n")
+    if line + sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"]) > limit:
+        raise headers_too_large(limit)
 
 
 def _check_headers(headers: Headers, limit: int) -> None:

@@ -21,6 +21,7 @@ from polymux.errors import (
     AuthenticationError,
     DeadlineExceededError,
     GenerationError,
+    HeadersTooLargeError,
     InvalidRequestError,
     PolymuxError,
     RequestAbortedError,
@@ -59,6 +60,11 @@ def error_headers(error: PolymuxError) -> dict[str, str]:
     if isinstance(error, AuthenticationError):
         headers["www-authenticate"] = "Bearer"
     return headers
+
+
+def headers_too_large(limit: int) -> HeadersTooLargeError:
+    """Found out in two places: by the parser, and behind it."""
+    return HeadersTooLargeError(f"the headers have more than {limit} bytes (--max-header-bytes)")
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
