@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from polymux.server.errors import responses
 from polymux.server.state import ServerState
-from polymux.validation import ARGUMENT_FIELDS
+from polymux.validation import ARGUMENT_FIELDS, is_extra
 
 
 class ModelLimits(BaseModel):
@@ -122,7 +122,7 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         pipeline=can.pipeline,
         modality=can.modality,
         fields=sorted(name for name in takes if name in ARGUMENT_FIELDS),
-        extra_args=sorted(name for name in takes if name not in ARGUMENT_FIELDS and name != "prompt"),
+        extra_args=sorted(filter(is_extra, takes)),
         refused=can.refused,
         required=list(can.required),
         media=can.media,

@@ -100,6 +100,13 @@ def events_of(response: httpx.Response) -> list[Any]:
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
+def test_a_prompt_that_is_wrong_is_said_of_the_messages() -> None:
+    omni = FakeOmni(max_prompt_length=100)
+    error = error_of(ask(user("a" * 60), user("b" * 60), omni=omni))
+    assert error["param"] == "messages"
+    assert error["message"].startswith("messages has 121 characters")
+
+
 def test_the_answer_is_openais() -> None:
     omni = FakeOmni()
     answer = ask(user("a cat"), omni=omni, n=2, size="64x32", model="fake/model").json()
