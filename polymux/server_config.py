@@ -84,7 +84,7 @@ class HttpConfig(Checked):
     request_timeout: float | None = knob(
         None,
         "seconds until a request that is not done is given up (default: only those of x-request-timeout)",
-        minimum=0,
+        minimum=0.1,
     )
 
 

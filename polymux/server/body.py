@@ -34,9 +34,12 @@ Model = TypeVar("Model", bound=BaseModel)
 LINGER_S = 5.0
 
 
-async def parse(request: Request, model: type[Model]) -> Model:
-    """The JSON body as a `model`. Raises InvalidRequestError."""
-    _check_is_json(request.headers.get("content-type", "application/json"))
+async def parse(request: Request, model: type[Model], *, or_form: bool = False) -> Model:
+    """The JSON body as a `model`. `or_form`: the route takes forms too, and this is none.
+
+    Raises InvalidRequestError, MediaTypeError.
+    """
+    _check_is_json(request.headers.get("content-type", "application/json"), " or multipart/form-data" * or_form)
     content = b"".join([chunk async for chunk in request.stream()])  # the request itself keeps no copy
     limits: HttpConfig = request.state.limits
     check_json(content, max_depth=limits.max_json_depth, max_values=limits.max_json_values)
@@ -48,10 +51,10 @@ async def parse(request: Request, model: type[Model]) -> Model:
     return body
 
 
-def _check_is_json(content_type: str) -> None:
+def _check_is_json(content_type: str, other: str) -> None:
     media_type, _, rest = content_type.lower().partition(";")
     if media_type.strip() != "application/json" and not media_type.strip().endswith("+json"):
-        raise MediaTypeError(f"Content-Type {content_type[:80]!r}: must be application/json")
+        raise MediaTypeError(f"Content-Type {content_type[:80]!r}: must be application/json{other}")
     for parameter in rest.split(";"):
         name, _, value = parameter.strip().partition("=")
         if name == "charset" and value.strip('"') not in ("utf-8", "utf8", "us-ascii"):

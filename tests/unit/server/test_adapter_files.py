@@ -40,7 +40,9 @@ def chosen(folder: Path, path: str) -> str:
     return one.path
 
 
-@pytest.mark.parametrize("path", ["ink.safetensors", "deep/oil.safetensors", "deep/../ink.safetensors", "deep", "linked"])
+@pytest.mark.parametrize(
+    "path", ["ink.safetensors", "deep/oil.safetensors", "deep/../ink.safetensors", "deep", "linked"]
+)
 def test_below_the_folder(folder: Path, path: str) -> None:
     assert chosen(folder, path) == str((folder / path).resolve())
     assert chosen(folder, str(folder / path)) == str((folder / path).resolve())
@@ -110,7 +112,7 @@ def test_names_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         adapters.name(f"{i:02}" + "x" * 200, "ink.safetensors")
     with pytest.raises(InvalidRequestError, match="40 names are in use"):
         adapters.name("one more", "ink.safetensors")
-    with pytest.raises(InvalidRequestError, match="known are 00x.*19x* and others, 40 in all") as caught:
+    with pytest.raises(InvalidRequestError, match=r"known are 00x.*19x* and others, 40 in all") as caught:
         adapters.chosen([AdapterField(name="oil")])
     assert len(caught.value.message) < 2000
     adapters.forget("00" + "x" * 200)
