@@ -44,7 +44,7 @@ class MediaConfig(Checked):
         7680 * 4320, "pixels of one input picture", minimum=1, maximum=178_956_970
     )  # more, and Pillow refuses by itself
     max_total_media_bytes: int = knob(
-        4 * 2**30, "bytes of the decoded pictures of all requests under way; more are refused with 503", minimum=1024
+        4 * 2**30, "bytes of the decoded media of all requests under way; more are refused with 503", minimum=1024
     )
     media_fetch: bool = knob(True, "fetch nothing that a request names by an http(s) URL", flag="--no-media-fetch")
     media_fetch_timeout: float = knob(15.0, "seconds that one fetch may take, redirects included", minimum=0.1)

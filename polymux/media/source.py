@@ -12,7 +12,7 @@ from PIL import Image
 
 from polymux.errors import InvalidRequestError
 from polymux.media.data_url import decode_data_url
-from polymux.media.held import HeldPictures
+from polymux.media.held import HeldMedia
 from polymux.media.image import decode
 from polymux.media.local import LocalSource
 from polymux.media.web import WebSource
@@ -31,7 +31,7 @@ class MediaLoader:
         local = config.allowed_local_media_path
         self._local = None if local is None else LocalSource(local)
         self._decoders = asyncio.Semaphore(MAX_DECODERS)
-        self.held = HeldPictures(config.max_total_media_bytes)
+        self.held = HeldMedia(config.max_total_media_bytes)
 
     async def image(self, source: str | bytes, *, param: str) -> Image.Image:
         """A picture, upright and in one of the modes that travel; of an animation, its first frame.

@@ -32,7 +32,7 @@ class ModelLimits(BaseModel):
     send_timeout: float = Field(description="seconds that a client may take nothing of its answer")
     request_timeout: float | None = Field(description="seconds until a request is given up; null: no limit")
     max_media_bytes: int = Field(description="of one file")
-    max_total_media_bytes: int = Field(description="of the decoded pictures of all requests under way together")
+    max_total_media_bytes: int = Field(description="of the decoded media of all requests under way together")
     max_input_image_size: int = Field(description="pixels")
     max_media_redirects: int = Field(description="that fetching a URL follows")
     media_fetch_timeout: float = Field(description="seconds that fetching a URL may take")
