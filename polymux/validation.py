@@ -121,7 +121,7 @@ def _check_names(request: Request, capabilities: Capabilities) -> None:
         if name in capabilities.refused and value != 0:  # a scale of zero asks for what happens anyway
             raise _refuse_argument(request, name, value, capabilities.refused[name])
         if name not in takes:
-            honoured = sorted(takes - capabilities.refused.keys())
+            honoured = sorted(takes - capabilities.refused.keys() - _ENGINE_FIELDS)
             why = f"{capabilities.pipeline} does not take it; it takes {', '.join(honoured)}"
             raise _refuse_argument(request, name, value, why)
     if request.params.output_type == "latent" and "output_type" not in capabilities.arguments:
@@ -305,13 +305,18 @@ def _check_extra_args(extra: dict[str, Any], capabilities: Capabilities) -> None
     if not isinstance(extra, dict) or not all(isinstance(key, str) and _encodable(key) for key in extra):
         raise refuse("extra_args", extra, "must be a dict with argument names as keys")
     for name, value in extra.items():
-        if name in ARGUMENT_FIELDS or name in _ENGINE_FIELDS or name == "prompt":
+        if not is_extra(name):
             raise refuse(f"extra_args.{name}", value, f"use the field {name}")
         if name in capabilities.media:
             raise InvalidRequestError(f"extra_args.{name}: give it as media", param=f"extra_args.{name}")
         if not _plain(value):
             allowed = "allowed are None, booleans, integers, finite numbers, strings, and lists and dicts of these"
             raise refuse(f"extra_args.{name}", value, allowed)
+
+
+def is_extra(name: str) -> bool:
+    """Whether an argument of the pipeline is one for `extra_args`, and has no field of its own."""
+    return name not in ARGUMENT_FIELDS and name not in _ENGINE_FIELDS and name != "prompt"
 
 
 def _check_integer(name: str, value: Any, low: int, high: int, flag: str = "") -> None:

@@ -12,6 +12,7 @@ from polymux.config import LimitsConfig
 from polymux.errors import InvalidRequestError
 from polymux.media.audio import Sound, resample
 from polymux.media.decode import MediaLimits, decode_audio, decode_video
+from polymux.media.wire import Array
 from polymux.prompts import Medium
 from polymux.request import Capabilities
 from polymux.server.state import ServerState
@@ -39,11 +40,15 @@ async def _load_one(
     data = await state.media.fetch(source, param=field, max_bytes=limit) if isinstance(source, str) else source
     if "video" in name or "audio" in name or ("mask" in name and _is_video(data)):
         limits = _limits(state.omni.config.limits, limit)
-        return await asyncio.to_thread(_decoded, data, "audio" in name, limits, field, capabilities)
+        medium = await asyncio.to_thread(_decoded, data, "audio" in name, limits, field, capabilities)
+        state.media.held.add_array(medium[0] if isinstance(medium, tuple) else medium)
+        return medium
     return await state.media.image(data, param=field)
 
 
-def _decoded(data: bytes, sound: bool, limits: MediaLimits, param: str, capabilities: Capabilities) -> Medium:
+def _decoded(
+    data: bytes, sound: bool, limits: MediaLimits, param: str, capabilities: Capabilities
+) -> Array | tuple[Array, int]:
     """In a thread."""
     if not sound:
         return decode_video(data, limits, param=param).frames

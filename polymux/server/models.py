@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from polymux.sampling import FIELDS as SAMPLING_FIELDS
 from polymux.server.errors import responses
 from polymux.server.state import ServerState
-from polymux.validation import ARGUMENT_FIELDS
+from polymux.validation import ARGUMENT_FIELDS, is_extra
 
 
 class ModelLimits(BaseModel):
@@ -33,6 +33,7 @@ class ModelLimits(BaseModel):
     send_timeout: float = Field(description="seconds that a client may take nothing of its answer")
     request_timeout: float | None = Field(description="seconds until a request is given up; null: no limit")
     max_media_bytes: int = Field(description="of one file")
+    max_total_media_bytes: int = Field(description="of the decoded media of all requests under way together")
     max_input_image_size: int = Field(description="pixels")
     max_media_redirects: int = Field(description="that fetching a URL follows")
     media_fetch_timeout: float = Field(description="seconds that fetching a URL may take")
@@ -127,7 +128,7 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         pipeline=can.pipeline,
         modality=can.modality,
         fields=sorted(name for name in takes if name in fields),
-        extra_args=sorted(name for name in takes if name not in fields and name != "prompt"),
+        extra_args=sorted(name for name in takes if name not in fields and is_extra(name)),
         refused=can.refused,
         required=list(can.required),
         media=can.media,

@@ -59,7 +59,7 @@ async def _read(request: Request, capabilities: Capabilities) -> tuple[VideoFiel
         names = {"input_reference", "input_reference[image_url]", *capabilities.media}
         fields, found = await parse_form(request, VideoFields, names)
         return fields, {name.removesuffix("[image_url]"): items for name, items in found.items() if items}
-    body = await parse(request, VideoRequest)
+    body = await parse(request, VideoRequest, or_form=True)
     sent: dict[str, list[str | bytes]] = {f"media.{name}": [*sources] for name, sources in (body.media or {}).items()}
     if body.input_reference is not None:
         sent["input_reference"] = [body.input_reference]
