@@ -25,13 +25,20 @@ class Ticket:
         self.admitted = time.monotonic()
         self.started_at: float | None = None  # the stage works on it
         self.ended = False  # the consumer has its answer; the stage may still have to let go
+        self.unused = 0  # parts of the output that the consumer has not used up; the stage may wait for that
         self._events: asyncio.Queue[News | Finished | PolymuxError] = asyncio.Queue()
 
     @property
     def started(self) -> bool:
         return self.started_at is not None
 
+    @property
+    def held_up(self) -> bool:
+        """Whether it may be the consumer that the next event waits for, and not the stage."""
+        return self.unused > 0 and not self.ended
+
     def put(self, event: News | Finished | PolymuxError) -> None:
+        self.unused += isinstance(event, OutputChunk)
         self._events.put_nowait(event)
 
     async def events(self) -> AsyncGenerator[News | Finished]:
@@ -59,6 +66,11 @@ class Tickets:
     def __len__(self) -> int:
         """Requests that the stage holds."""
         return len(self._tickets)
+
+    @property
+    def expectant(self) -> bool:
+        """Whether there is a request of which the stage owes news."""
+        return any(not ticket.held_up for ticket in self._tickets.values())
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._tickets
