@@ -118,7 +118,7 @@ def _check_names(request: Request, capabilities: Capabilities) -> None:
     given = given_arguments(request)
     takes = {*capabilities.arguments, *capabilities.media}
     for name, value in given.items():
-        if name in capabilities.refused and value != 0:  # a scale of zero asks for what happens anyway
+        if name in capabilities.refused and not _asks_for_nothing(name, value):
             raise _refuse_argument(request, name, value, capabilities.refused[name])
         if name not in takes:
             honoured = sorted(takes - capabilities.refused.keys() - _ENGINE_FIELDS)
@@ -129,6 +129,11 @@ def _check_names(request: Request, capabilities: Capabilities) -> None:
     for name in capabilities.required:
         if name not in given:
             raise InvalidRequestError(f"{name} is missing: {capabilities.pipeline} needs it", param=name)
+
+
+def _asks_for_nothing(name: str, value: Any) -> bool:
+    """Whether that is what happens anyway: a scale of zero, and a guidance scale of one."""
+    return bool(value == 0 or (name in _FINITE and value == 1))
 
 
 def _refuse_argument(request: Request, name: str, value: Any, why: str) -> InvalidRequestError:

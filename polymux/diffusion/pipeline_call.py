@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,12 +121,9 @@ def _integers(defaults: Iterable[tuple[str, Any]]) -> dict[str, int]:
 def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
     """What the loaded pipeline can do."""
     modules = [m for m in pipeline.components.values() if isinstance(m, torch.nn.Module)]
-    refused = {}
-    for argument, component, flag in family.refused:
-        part = pipeline.components.get(component)
-        if part is not None and not part.config.get(flag):
-            refused[argument] = f"this checkpoint's {component} has no {flag}"
+    refused = _refused(pipeline, family, shape)
     media = {n: MEDIA[n] for n in shape.accepted if n in MEDIA} | dict(family.media + family.optional_media)
+    media = {name: most for name, most in media.items() if name not in refused}
     prompt = ("prompt",) if shape.takes("prompt") and not family.prompt_optional else ()
     requests = {field for field, names in FIELDS.items() if any(shape.takes(n) for n in names)}
     others = [
@@ -134,9 +131,6 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         for n in shape.accepted
         if is_for_requests(n) and n != family.area and not any(n in names for names in FIELDS.values())
     ]
-    hindrance = no_previews(pipeline, family)
-    if hindrance is not None:
-        refused["partial_images"] = hindrance
     return Capabilities(
         family=family.name if family.pipelines else None,
         pipeline=type(pipeline).__name__,
@@ -152,7 +146,7 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         fps=fps_of(pipeline, family),
         sample_rate=SoundShape.of(pipeline).sample_rate,
         refused=refused,
-        previews=hindrance is None,
+        previews="partial_images" not in refused,
         alpha=family.alpha,
         picture_sized=family.picture_sized,
         picture_mark=family.picture_mark,
@@ -163,6 +157,32 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         dtype=str(next((p.dtype for m in modules for p in m.parameters()), "")).removeprefix("torch."),
         parameters=sum(p.numel() for m in modules for p in m.parameters()),
     )
+
+
+def _refused(pipeline: Any, family: Family, shape: CallShape) -> dict[str, str]:
+    """Arguments that the pipeline takes and this checkpoint makes nothing of, and why."""
+    refused = {}
+    for argument, component, flag in family.refused:
+        config = _config_of(pipeline, component)
+        if config is not None and not config.get(flag):
+            refused[argument] = f"this checkpoint's {component or 'pipeline'} has no {flag}"
+    for argument, component, flag, unless in family.refused_with:
+        config = _config_of(pipeline, component)
+        if config is not None and config.get(flag) and not (unless and config.get(unless)):
+            without = f" and no {unless}" if unless else ""
+            refused[argument] = f"this checkpoint's {component or 'pipeline'} has {flag}{without}"
+    scheduler = pipeline.components.get("scheduler")
+    if shape.takes("eta") and not (scheduler and "eta" in inspect.signature(scheduler.step).parameters):
+        refused["eta"] = f"this checkpoint's {type(scheduler).__name__} makes no use of it"
+    hindrance = no_previews(pipeline, family)
+    return refused if hindrance is None else refused | {"partial_images": hindrance}
+
+
+def _config_of(pipeline: Any, component: str) -> Mapping[str, Any] | None:
+    """Of a component, or with "" of the pipeline itself. None if there is no such component."""
+    part = pipeline if component == "" else pipeline.components.get(component)
+    config: Mapping[str, Any] | None = None if part is None else part.config
+    return config
 
 
 def _min_steps(pipeline: Any) -> int:
@@ -222,6 +242,9 @@ def call_arguments(
                     f"{argument} acts only together with {companion}, which is missing", param=companion
                 )
             values[companion] = default
+    for argument, other in family.refused_beside:
+        if argument in values and other in values:
+            raise InvalidRequestError(f"{argument} has no effect beside {other}: give one of them", param=argument)
     _refuse_unknown(values, shape)
     output = _output_type(params, family)
     if shape.takes("output_type"):

@@ -334,8 +334,7 @@ class DiffusionEngine:
         waiting = [outbound for job in self.jobs.values() for outbound in job.outbound.values()]
         if not waiting:
             return
-        if idle:
-            self.outputs.wait(waiting, OUTPUT_POLL_S)
+        said = len(self.events)
         for outbound in waiting:
             job = self.jobs.get(outbound.request_id)
             if job is None:  # another output of the same request has failed and ended it
@@ -343,6 +342,8 @@ class DiffusionEngine:
             self.events += job.chunks_of(outbound)
             if outbound.empty:
                 self._delivered(job, outbound)
+        if idle and len(self.events) == said:
+            self.outputs.wait(waiting, OUTPUT_POLL_S)
 
     def _delivered(self, job: Job, outbound: Outbound) -> None:
         try:

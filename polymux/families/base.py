@@ -40,7 +40,11 @@ class Family:
     denoisers: components that are denoisers although their names do not tell.
     blocks: the containers of the denoisers' blocks (lists of blocks, or single ones), in the order in which a forward
         runs them; needed where diffusers does not name the blocks' classes, or registers them in another order.
-    refused: arguments that checkpoints ignore unless a component's config flag holds: (argument, component, flag).
+    refused: arguments that checkpoints ignore unless a component's config flag holds: (argument, component, flag). The
+        component "" is the pipeline itself.
+    refused_with: arguments that checkpoints ignore, or fail with, if a flag holds: (argument, component, flag, unless);
+        not if the flag `unless` holds too.
+    refused_beside: arguments that are ignored where another one is given: (argument, other).
     companions: arguments that act only beside another one: (argument, companion, value). A missing companion gets
         the value; None refuses the request.
     prompt_optional: requests may come without a prompt.
@@ -72,6 +76,8 @@ class Family:
     denoisers: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
     refused: tuple[tuple[str, str, str], ...] = ()
+    refused_with: tuple[tuple[str, str, str, str | None], ...] = ()
+    refused_beside: tuple[tuple[str, str], ...] = ()
     companions: tuple[tuple[str, str, str | None], ...] = ()
     prompt_optional: bool = False
     size_multiple: int | None = None

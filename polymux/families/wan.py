@@ -25,6 +25,11 @@ WAN_I2V = Family(
     fps=16.0,
     other_fps=_OTHER_FPS,
     media=(("image", 1),),
+    # One model begins with the first picture and knows no last one; another attends to embeddings of one picture only.
+    refused_with=(
+        ("last_image", "", "expand_timesteps", None),
+        ("last_image", "transformer", "image_dim", "pos_embed_seq_len"),
+    ),
 )
 
 WAN_VACE = Family(

@@ -104,6 +104,44 @@ def test_what_a_checkpoint_would_ignore_is_refused() -> None:
     assert describe(pipeline, family, CallShape.of(pipeline, "image")).refused == {}
 
 
+def test_what_a_checkpoint_would_ignore_for_what_it_has_is_refused() -> None:
+    pipeline = pipeline_of()
+    with_unless = ("flavour", "transformer", "narrow", "but")
+    family = replace(declared_family(pipeline), refused_with=(with_unless,))
+    for config, why in (
+        ({"narrow": True}, {"flavour": "this checkpoint's transformer has narrow and no but"}),
+        ({"narrow": True, "but": 1}, {}),
+        ({"narrow": None}, {}),
+    ):
+        pipeline.transformer.config = config
+        assert describe(pipeline, family, CallShape.of(pipeline, "image")).refused == why
+    assert describe(pipeline, replace(family, refused_with=()), CallShape.of(pipeline, "image")).refused == {}
+
+
+def test_a_medium_that_is_refused_is_not_offered() -> None:
+    pipeline = pipeline_of()
+    pipeline.transformer.config = {"narrow": True}
+    family = replace(declared_family(pipeline), refused_with=(("last_image", "transformer", "narrow", None),))
+    taken = shape("prompt", "image", "last_image")
+    assert describe(pipeline, family, taken).media == {"image": 16}
+
+
+def test_the_scheduler_says_whether_it_has_eta() -> None:
+    pipeline = pipeline_of()
+    for step, why in ((lambda sample: None, True), (lambda sample, eta=0.0: None, False)):
+        pipeline.scheduler.step = step
+        made = describe(pipeline, declared_family(pipeline), shape("prompt", "eta"))
+        assert ("eta" in made.refused) == why
+
+
+def test_what_has_no_effect_beside_another_argument_is_refused() -> None:
+    family = replace(UNKNOWN, refused_beside=(("least", "num_frames"),))
+    taken = shape("least", "num_frames")
+    assert arguments(taken, family, extra_args={"least": 1.0}) == {"least": 1.0}
+    with pytest.raises(InvalidRequestError, match="least has no effect beside num_frames"):
+        arguments(taken, family, num_frames=5, extra_args={"least": 1.0})
+
+
 class Frames:
     def __call__(self, num_frames: int = 3, audio_length: float = 1.0) -> None: ...
 
