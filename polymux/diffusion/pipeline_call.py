@@ -134,7 +134,8 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
     refused = _refused(pipeline, family, shape)
     media = {n: MEDIA[n] for n in shape.accepted if n in MEDIA} | dict(family.media + family.optional_media)
     media = {name: most for name, most in media.items() if name not in refused}
-    needed = [n for n, component, flag in family.needed if _holds(pipeline, component, flag)]
+    there = {name for name, part in pipeline.components.items() if part is not None}
+    needed = [n for n, component, flag in family.needed if component in there and _holds(pipeline, component, flag)]
     prompt = ("prompt",) if shape.takes("prompt") and not family.prompt_optional else ()
     requests = {field for field, names in FIELDS.items() if any(shape.takes(n) for n in names)}
     others = [
@@ -175,7 +176,7 @@ def _refused(pipeline: Any, family: Family, shape: CallShape) -> dict[str, str]:
     refused = {}
     for argument, component, flag in family.refused:
         if not _holds(pipeline, component, flag):
-            refused[argument] = f"this checkpoint's {component or 'pipeline'} has {_absence(flag)}"
+            refused[argument] = f"this checkpoint{_lack(component, flag)}"
     # Such pipelines hand eta on to schedulers that take it, and drop it without a word where they do not.
     step = getattr(pipeline.components.get("scheduler"), "step", None)
     names = () if step is None else inspect.signature(step).parameters
@@ -190,16 +191,18 @@ def _refused(pipeline: Any, family: Family, shape: CallShape) -> dict[str, str]:
 def _holds(pipeline: Any, component: str, condition: str) -> bool:
     """Whether a component's config has one of the flags of a condition, as `Family.refused` writes it."""
     part = pipeline if component == "" else pipeline.components.get(component)
-    if part is None:
-        return True  # nothing there to ignore anything
+    if part is None or condition == "":
+        return part is not None or condition != ""  # what is not there ignores nothing
     flags = condition.split(" or ")
     return any(bool(part.config.get(flag.removeprefix("not "))) != flag.startswith("not ") for flag in flags)
 
 
-def _absence(condition: str) -> str:
+def _lack(component: str, condition: str) -> str:
     """A condition that does not hold, in words."""
-    flags = condition.split(" or ")
-    return ", but ".join(flag.removeprefix("not ") if flag.startswith("not ") else f"no {flag}" for flag in flags)
+    if condition == "":
+        return f" has no {component}"
+    flags = [flag.removeprefix("not ") if "not " in flag else f"no {flag}" for flag in condition.split(" or ")]
+    return f"'s {component or 'pipeline'} has {', but '.join(flags)}"
 
 
 def _min_steps(pipeline: Any) -> int:

@@ -41,7 +41,8 @@ class Family:
     blocks: the containers of the denoisers' blocks (lists of blocks, or single ones), in the order in which a forward
         runs them; needed where diffusers does not name the blocks' classes, or registers them in another order.
     refused: arguments that checkpoints ignore, or fail with, unless a flag in a component's config is set: (argument,
-        component, flag). "" is the pipeline's own config; a flag may be "not FLAG", or several with " or " between.
+        component, flag). "" as component is the pipeline's own config, and as flag that the component is there; a flag
+        may be "not FLAG", or several with " or " between.
     needed: arguments that checkpoints cannot do without if a flag is set, in the same form.
     overruled: (argument, other): the other one, where given, decides what the argument says; both are refused.
     companions: arguments that act only beside another one: (argument, companion, value). A missing companion gets

@@ -15,6 +15,7 @@ from PIL import Image
 from polymux.diffusion.pipeline_call import CallShape, call_arguments, declared_family, describe, is_for_requests
 from polymux.errors import InvalidRequestError
 from polymux.families.base import UNKNOWN, Family
+from polymux.families.ltx import LTX_2
 from polymux.families.wan import WAN_I2V
 from polymux.media.wire import to_wire
 from polymux.request import OmniDiffusionSamplingParams, Request
@@ -260,3 +261,14 @@ def test_parameters_of_modules_are_counted() -> None:
     pipeline.transformer.more = torch.nn.Linear(3, 2)
     made = describe(pipeline, UNKNOWN, CallShape.of(pipeline, "image"))
     assert made.parameters == 3 + 8 and made.family is None
+
+
+def test_what_a_component_that_is_not_there_would_do_is_refused() -> None:
+    names = shape("prompt", "num_frames", "min_seconds", "decode_timestep")
+    vae = SimpleNamespace(config={"timestep_conditioning": False})
+    made = describe(SimpleNamespace(components={"vae": vae, "duration_head": None}), LTX_2, names)
+    assert made.refused["min_seconds"] == "this checkpoint has no duration_head"
+    assert made.refused["decode_timestep"] == "this checkpoint's vae has no timestep_conditioning"
+    vae.config["timestep_conditioning"] = True
+    made = describe(SimpleNamespace(components={"vae": vae, "duration_head": object()}), LTX_2, names)
+    assert made.refused.keys() == {"partial_images"}
