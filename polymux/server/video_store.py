@@ -180,11 +180,21 @@ class VideoStore:
     def delete(self, video_id: str) -> bool:
         """Row and file together. False if there was none."""
         found = self._rows("WHERE id = ?", video_id)
+        try:
+            gone = self._forget(video_id)
+        except StorageFullError:  # the row cannot be removed for want of room: make some
+            self._unlink(found)
+            gone = self._forget(video_id)
+        self._unlink(found)
+        return gone
+
+    def _forget(self, video_id: str) -> bool:
         with self._writing():
-            gone = self._database.execute("DELETE FROM videos WHERE id = ?", (video_id,)).rowcount
-        for record in found:
+            return self._database.execute("DELETE FROM videos WHERE id = ?", (video_id,)).rowcount > 0
+
+    def _unlink(self, records: Sequence[VideoRecord]) -> None:
+        for record in records:
             self.file(record).unlink(missing_ok=True)
-        return gone > 0
 
     def expire(self) -> float | None:
         """Remove what has expired. When the next job will expire, if one will."""

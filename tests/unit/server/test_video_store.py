@@ -110,6 +110,21 @@ def test_limits(store: VideoStore) -> None:
     assert len(store.page(9, None, "asc")) == 1
 
 
+def test_a_video_can_be_deleted_when_the_disk_is_full(store: VideoStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = add(store)
+    complete(store, made)
+    forget = store._forget
+
+    def full_until_there_is_room(video_id: str) -> bool:
+        if files(store):
+            raise StorageFullError("the disk is full")
+        return forget(video_id)
+
+    monkeypatch.setattr(store, "_forget", full_until_there_is_room)
+    assert store.delete(made.id)
+    assert store.get(made.id) is None and files(store) == set()
+
+
 def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     for folder in ("files", "partial"):
         (tmp_path / folder / "album").mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import random
 import sqlite3
@@ -216,17 +217,25 @@ def test_a_failure_that_cannot_be_written_is_written_later(tmp_path: Path, monke
     def fail(*_: Any) -> None:
         raise StorageFullError("the disk is full")
 
+    def kept(video: dict[str, Any]) -> tuple[str]:
+        with contextlib.closing(sqlite3.connect(next(tmp_path.rglob("videos.sqlite")))) as database:
+            row: tuple[str] = database.execute("SELECT status FROM videos WHERE id = ?", (video["id"],)).fetchone()
+        return row
+
     async def scenario(http: httpx.AsyncClient, omni: FakeVideoOmni) -> None:
         omni.fails_with = OutOfMemoryError("too large")
         with monkeypatch.context() as patch:
             patch.setattr(VideoStore, "fail", fail)
+            patch.setattr(VideoStore, "delete", fail)
             video = await create(http)
-            while omni.live:
-                await asyncio.sleep(0.005)
-            await asyncio.sleep(0.05)
-            assert (await get(http, video))["status"] == "in_progress"
+            assert (await ended(http, video))["error"]["code"] == "out_of_memory", "told at once"
+            assert (await http.delete(f"{VIDEOS}/{video['id']}")).status_code == 507
+            assert (await http.get(VIDEOS)).json()["data"][0]["status"] == "failed"
+            assert kept(video) == ("in_progress",)
         omni.fails_with = None
         await create(http)  # whose end makes the server look
+        while kept(video) != ("failed",):
+            await asyncio.sleep(0.005)
         assert (await ended(http, video))["error"]["code"] == "out_of_memory"
 
     run(scenario, tmp_path)
