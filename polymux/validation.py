@@ -167,6 +167,11 @@ def _check_frames(params: OmniDiffusionSamplingParams, capabilities: Capabilitie
             raise refuse("num_frames", params.num_frames, f"{why} or {near + capabilities.frames_multiple}")
     if params.fps is not None and (not _is_finite(params.fps) or params.fps <= 0):
         raise refuse("fps", params.fps, "must be a finite number above 0")
+    if params.fps is not None and capabilities.modality == "video" and capabilities.sample_rate is not None:
+        frames = params.num_frames or capabilities.defaults.get("num_frames", limits.max_num_frames)
+        if frames / params.fps > limits.max_audio_seconds:
+            allowed = f"allowed are {limits.max_audio_seconds:g} seconds with sound (--max-audio-seconds)"
+            raise refuse("fps", params.fps, f"{frames} frames last {frames / params.fps:g} seconds: {allowed}")
 
 
 def _check_interpolation(params: OmniDiffusionSamplingParams, capabilities: Capabilities, limits: LimitsConfig) -> None:
@@ -204,6 +209,9 @@ def _check_seconds(params: OmniDiffusionSamplingParams, capabilities: Capabiliti
         return
     if not _is_finite(params.seconds) or params.seconds <= 0:
         raise refuse("seconds", params.seconds, "must be a finite number above 0")
+    rate = capabilities.sample_rate
+    if rate is not None and params.seconds * rate < 1:
+        raise refuse("seconds", params.seconds, f"must last for a sample, of which there are {rate} per second")
     if params.seconds > limits.max_audio_seconds:
         raise refuse("seconds", params.seconds, f"allowed are {limits.max_audio_seconds:g} (--max-audio-seconds)")
     if capabilities.max_seconds is not None and params.seconds > capabilities.max_seconds:

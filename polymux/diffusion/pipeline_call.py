@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,7 +57,17 @@ MEDIA: dict[str, int] = {
 } | dict.fromkeys(SOUNDS, 1)
 
 # Set by the engine, or of a kind that a request cannot carry (tensors, functions).
-OWN = {"generator", "output_type", "return_dict", "output", "state", "latents", "audio_latents", *RATES.values()}
+OWN = {
+    "generator",
+    "output_type",
+    "return_dict",
+    "output",
+    "state",
+    "latents",
+    "audio_latents",
+    "attention_mask",  # of prompt_embeds
+    *RATES.values(),
+}
 OWN_ENDINGS = ("_embeds", "_embeds_mask", "_embeddings", "_attention_mask", "_latents", "_kwargs", "_per_prompt")
 OWN_BEGINNINGS = (
     "callback",
@@ -124,6 +134,8 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
     refused = _refused(pipeline, family, shape)
     media = {n: MEDIA[n] for n in shape.accepted if n in MEDIA} | dict(family.media + family.optional_media)
     media = {name: most for name, most in media.items() if name not in refused}
+    there = {name for name, part in pipeline.components.items() if part is not None}
+    needed = [n for n, component, flag in family.needed if component in there and _holds(pipeline, component, flag)]
     prompt = ("prompt",) if shape.takes("prompt") and not family.prompt_optional else ()
     requests = {field for field, names in FIELDS.items() if any(shape.takes(n) for n in names)}
     others = [
@@ -136,7 +148,7 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         pipeline=type(pipeline).__name__,
         modality=family.modality,
         arguments=tuple(sorted({*requests, *others, *(["output_type"] if shape.takes("output_type") else [])})),
-        required=tuple(sorted({*shape.required, *prompt, *(n for n, _ in family.media)})),
+        required=tuple(sorted({*shape.required, *prompt, *needed, *(n for n, _ in family.media)})),
         media=media,
         size_multiple=family.size_multiple or _size_multiple(pipeline),
         min_inference_steps=_min_steps(pipeline),
@@ -160,29 +172,37 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
 
 
 def _refused(pipeline: Any, family: Family, shape: CallShape) -> dict[str, str]:
-    """Arguments that the pipeline takes and this checkpoint makes nothing of, and why."""
+    """What this checkpoint would ignore, or cannot do, although its pipeline takes it, and why."""
     refused = {}
     for argument, component, flag in family.refused:
-        config = _config_of(pipeline, component)
-        if config is not None and not config.get(flag):
-            refused[argument] = f"this checkpoint's {component or 'pipeline'} has no {flag}"
-    for argument, component, flag, unless in family.refused_with:
-        config = _config_of(pipeline, component)
-        if config is not None and config.get(flag) and not (unless and config.get(unless)):
-            without = f" and no {unless}" if unless else ""
-            refused[argument] = f"this checkpoint's {component or 'pipeline'} has {flag}{without}"
-    scheduler = pipeline.components.get("scheduler")
-    if shape.takes("eta") and not (scheduler and "eta" in inspect.signature(scheduler.step).parameters):
-        refused["eta"] = f"this checkpoint's {type(scheduler).__name__} makes no use of it"
+        if not _holds(pipeline, component, flag):
+            refused[argument] = f"this checkpoint{_lack(component, flag)}"
+    # Such pipelines hand eta on to schedulers that take it, and drop it without a word where they do not.
+    step = getattr(pipeline.components.get("scheduler"), "step", None)
+    names = () if step is None else inspect.signature(step).parameters
+    if shape.takes("eta") and hasattr(pipeline, "prepare_extra_step_kwargs") and "eta" not in names:
+        refused["eta"] = "this checkpoint's scheduler takes none"
     hindrance = no_previews(pipeline, family)
-    return refused if hindrance is None else refused | {"partial_images": hindrance}
+    if hindrance is not None:
+        refused["partial_images"] = hindrance
+    return refused
 
 
-def _config_of(pipeline: Any, component: str) -> Mapping[str, Any] | None:
-    """Of a component, or with "" of the pipeline itself. None if there is no such component."""
+def _holds(pipeline: Any, component: str, condition: str) -> bool:
+    """Whether a component's config has one of the flags of a condition, as `Family.refused` writes it."""
     part = pipeline if component == "" else pipeline.components.get(component)
-    config: Mapping[str, Any] | None = None if part is None else part.config
-    return config
+    if part is None or condition == "":
+        return part is not None or condition != ""  # what is not there ignores nothing
+    flags = condition.split(" or ")
+    return any(bool(part.config.get(flag.removeprefix("not "))) != flag.startswith("not ") for flag in flags)
+
+
+def _lack(component: str, condition: str) -> str:
+    """A condition that does not hold, in words."""
+    if condition == "":
+        return f" has no {component}"
+    flags = [flag.removeprefix("not ") if "not " in flag else f"no {flag}" for flag in condition.split(" or ")]
+    return f"'s {component or 'pipeline'} has {', but '.join(flags)}"
 
 
 def _min_steps(pipeline: Any) -> int:
@@ -242,9 +262,10 @@ def call_arguments(
                     f"{argument} acts only together with {companion}, which is missing", param=companion
                 )
             values[companion] = default
-    for argument, other in family.refused_beside:
-        if argument in values and other in values:
-            raise InvalidRequestError(f"{argument} has no effect beside {other}: give one of them", param=argument)
+    for argument, ruler in family.overruled:
+        if argument in values and ruler in values:
+            field = next((field for field, names in FIELDS.items() if argument in names), argument)
+            raise InvalidRequestError(f"{field} cannot be combined with {ruler}, which decides it", param=field)
     _refuse_unknown(values, shape)
     output = _output_type(params, family)
     if shape.takes("output_type"):

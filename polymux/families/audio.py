@@ -18,9 +18,11 @@ ACE_STEP = Family(
     merge=frozenset({"denoiser", "decoder"}),
     unmerged_because="its condition encoder packs the reference sounds of all samples",
     blocks=("layers",),
-    refused_with=tuple(
-        (name, "transformer", "is_turbo", None) for name in ("guidance_scale", "cfg_interval_start", "cfg_interval_end")
+    # Guidance is distilled into the turbo checkpoints.
+    refused=tuple(
+        (name, "transformer", "not is_turbo") for name in ("guidance_scale", "cfg_interval_start", "cfg_interval_end")
     ),
+    overruled=(("audio_duration", "src_audio"),),
 )
 
 FAMILIES = (

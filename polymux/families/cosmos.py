@@ -32,7 +32,7 @@ COSMOS_2_V2W = Family(
     frames_multiple=4,
     fps=16.0,
     media=(("image", 1),),
-    refused_beside=(("video", "image"),),
+    overruled=(("video", "image"),),
 )
 
 COSMOS_2_5 = Family(
@@ -46,7 +46,7 @@ COSMOS_2_5 = Family(
     frames_multiple=4,
     fps=16.0,
     companions=(("num_latent_conditional_frames", "video", None),),
-    refused_beside=(("video", "image"), ("num_latent_conditional_frames", "image")),
+    overruled=(("video", "image"), ("num_latent_conditional_frames", "image")),
 )
 
 FAMILIES = (

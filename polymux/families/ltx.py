@@ -2,8 +2,8 @@
 
 from polymux.families.base import Family
 
-# What a decoder is told that takes the noise out that is left; others are told nothing.
-_DECODER_S = (
+# The decoder takes a timestep and noise in some checkpoints only.
+_DECODER = (
     ("decode_timestep", "vae", "timestep_conditioning"),
     ("decode_noise_scale", "vae", "timestep_conditioning"),
 )
@@ -16,7 +16,7 @@ LTX_VIDEO = Family(
     size_multiple=32,
     frames_multiple=8,
     fps=25.0,
-    refused=_DECODER_S,
+    refused=_DECODER,
 )
 
 LTX_VIDEO_I2V = Family(
@@ -27,7 +27,7 @@ LTX_VIDEO_I2V = Family(
     size_multiple=32,
     frames_multiple=8,
     fps=25.0,
-    refused=_DECODER_S,
+    refused=_DECODER,
     media=(("image", 1),),
 )
 
@@ -39,14 +39,14 @@ LTX_2 = Family(
     size_multiple=32,
     frames_multiple=8,
     fps=24.0,
-    refused=_DECODER_S,
+    refused=(*_DECODER, ("min_seconds", "duration_head", ""), ("max_seconds", "duration_head", "")),
     companions=(
-        ("noise_scale", "latents", None),  # of given latents, which requests cannot bring
-        ("prompt_enhancement_seed", "enable_prompt_enhancement", None),
-        ("prompt_max_new_tokens", "enable_prompt_enhancement", None),
+        ("noise_scale", "latents", None),  # which no request can give
         ("system_prompt", "enable_prompt_enhancement", None),
+        ("prompt_max_new_tokens", "enable_prompt_enhancement", None),
+        ("prompt_enhancement_seed", "enable_prompt_enhancement", None),
     ),
-    refused_beside=(("min_seconds", "num_frames"), ("max_seconds", "num_frames")),
+    overruled=(("min_seconds", "num_frames"), ("max_seconds", "num_frames")),
 )
 
 FAMILIES = (

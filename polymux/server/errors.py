@@ -115,6 +115,9 @@ def _message(fault: ErrorDetails, param: str | None, model: type[BaseModel]) -> 
             return f"{param}={reprlib.repr(fault['input'])}: must {_length(kind, fault['ctx'])}"
         case "size" | "reference" | "value":
             return f"{param}={reprlib.repr(fault['input'])}: {reason}"
+        case "string_too_long" | "string_too_short" | "too_long" | "too_short":
+            reason = re.sub(r"^\w+ should (have at \w+ \d+ \w+).*", r"\1", reason)
+            return f"{param}={reprlib.repr(fault['input'])}: must {reason}"
     return f"{param}={reprlib.repr(fault['input'])}: must be {reason}"
 
 

@@ -25,12 +25,19 @@ async def load(
 ) -> list[Medium]:
     """Fetch and decode, for `argument` of the pipeline. Raises InvalidRequestError, with the client's `field`."""
     if argument not in capabilities.media:
-        takes = f"it takes {', '.join(capabilities.media)}" if capabilities.media else "it works from text alone"
-        raise InvalidRequestError(f"{field}: the model takes none; {takes}", param=field)
+        raise not_taken(field, argument, capabilities)
     if len(sources) > capabilities.media[argument]:
         allowed = f"the model takes {capabilities.media[argument]}"
         raise InvalidRequestError(f"{field}: {len(sources)} are given, {allowed}", param=field)
     return [await _load_one(state, field, argument, source, capabilities) for source in sources]
+
+
+def not_taken(field: str, argument: str, capabilities: Capabilities) -> InvalidRequestError:
+    """For a medium that the pipeline, or this checkpoint, has no use for."""
+    if argument in capabilities.refused:
+        return InvalidRequestError(f"{field}: {capabilities.refused[argument]}", param=field)
+    takes = f"it takes {', '.join(capabilities.media)}" if capabilities.media else "it works from text alone"
+    return InvalidRequestError(f"{field}: the model takes none; {takes}", param=field)
 
 
 async def _load_one(

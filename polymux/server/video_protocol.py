@@ -13,13 +13,16 @@ from polymux.server.protocol import Body, Size
 from polymux.server.video_store import Order, Status
 from polymux.validation import MAX_INTERPOLATION_EXP
 
+_NUMBER = re.compile(r"[0-9]{1,32}(\.[0-9]{0,32})?(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 VIDEO_ID = re.compile(r"video_[0-9a-f]{32}")
 
 
 def _seconds(value: object) -> float:
+    readable = isinstance(value, (int, float)) and not isinstance(value, bool)
+    readable = readable or (isinstance(value, str) and _NUMBER.fullmatch(value) is not None)
     try:
-        seconds = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else -1.0
-    except ValueError:
+        seconds = float(value) if readable else -1.0  # type: ignore[arg-type]
+    except OverflowError:
         seconds = -1.0
     if not 0 < seconds < 1e6:
         raise PydanticCustomError("size", 'must be seconds above 0, such as "4" or 2.5')

@@ -19,7 +19,7 @@ from polymux.prompts import OmniPrompt
 from polymux.request import Capabilities, OmniDiffusionSamplingParams
 from polymux.server.body import parse
 from polymux.server.forms import is_form, parse_form
-from polymux.server.media_inputs import load
+from polymux.server.media_inputs import load, not_taken
 from polymux.server.state import ServerState
 from polymux.server.video_protocol import VideoFields, VideoRequest
 from polymux.server.video_wish import VideoWish, Words
@@ -56,7 +56,8 @@ async def read(state: ServerState, request: Request) -> VideoWish:
 
 async def _read(request: Request, capabilities: Capabilities) -> tuple[VideoFields, Media]:
     if is_form(request):
-        names = {"input_reference", "input_reference[image_url]", *capabilities.media}
+        media = {*capabilities.media, *(capabilities.refused.keys() - VideoFields.model_fields.keys())}
+        names = {"input_reference", "input_reference[image_url]", *media}
         fields, found = await parse_form(request, VideoFields, names)
         return fields, {name.removesuffix("[image_url]"): items for name, items in found.items() if items}
     body = await parse(request, VideoRequest, or_form=True)
@@ -161,6 +162,5 @@ def _argument(field: str, capabilities: Capabilities) -> str:
     names = REFERENCES if name == "input_reference" else (name,)
     found = next((name for name in names if name in capabilities.media), None)
     if found is None:
-        takes = f"it takes {', '.join(capabilities.media)}" if capabilities.media else "it works from text alone"
-        raise InvalidRequestError(f"{field}: the model takes none; {takes}", param=field)
+        raise not_taken(field, name, capabilities)
     return found

@@ -140,6 +140,23 @@ def test_bad_fields_are_named(param: str, fields: dict[str, Any]) -> None:
     assert len(caught.value.message) < 500
 
 
+def test_sound_that_comes_with_a_video_is_limited_too() -> None:
+    sounding = changed(EVERYTHING, sample_rate=24000, defaults={"num_frames": 121})
+    check(sounding, num_frames=9, fps=1.0)
+    check(sounding, fps=1.0)
+    check(num_frames=9, fps=0.01)
+    for fields in ({"num_frames": 9, "fps": 0.01}, {"fps": 0.2}):
+        with pytest.raises(InvalidRequestError, match=r"(9 frames last 900|121 frames last 605) seconds.*--max-audio"):
+            check(sounding, **fields)
+
+
+def test_a_sound_has_a_sample() -> None:
+    sounding = changed(EVERYTHING, sample_rate=24000)
+    check(sounding, seconds=1 / 24000)
+    with pytest.raises(InvalidRequestError, match="of which there are 24000 per second"):
+        check(sounding, seconds=1e-5)
+
+
 def test_every_parameter_is_checked() -> None:
     """A field that is added without a check, or with a value nobody refuses, fails here."""
     for field in dataclasses.fields(OmniDiffusionSamplingParams):
