@@ -142,6 +142,11 @@ class VideoConfig(Checked):
         20 * 2**30, "bytes of all files that are kept; at as many, new jobs are refused", minimum=1
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.video_dir is not None and not self.video_dir.strip():
+            raise ConfigError("video_dir='': must name a folder", param="video_dir")  # "" would be this very one
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig(Checked):

@@ -15,6 +15,7 @@ import pytest
 
 from polymux.errors import ConfigError, StorageError, StorageFullError
 from polymux.server.video_store import LOST, STOPPED, JobError, VideoRecord, VideoStore
+from polymux.server_config import VideoConfig
 
 TTL = 100.0
 MANY = 2**40
@@ -213,3 +214,10 @@ def test_a_full_database(store: VideoStore) -> None:
     assert store.page(9, None, "asc") == []
     store._database.execute("PRAGMA max_page_count = 1000000")
     add(store)
+
+
+@pytest.mark.parametrize("folder", ["", " "])
+def test_a_folder_without_a_name_is_refused(folder: str) -> None:
+    with pytest.raises(ConfigError, match="must name a folder") as caught:
+        VideoConfig(video_dir=folder)
+    assert caught.value.param == "video_dir"
