@@ -92,15 +92,18 @@ def test_the_first_sentence_is_out_before_the_last_is_made() -> None:
     async def read() -> tuple[bytes, bytes]:
         omni = SpeakingOmni()
         omni.hold.clear()
-        async with listening(omni) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
-            async with http.stream("POST", URL, json=BODY | {"stream": True}) as answer:
-                raw = answer.aiter_raw()
-                early = b""
-                while len(early) < 2 * 1600:
-                    early += await anext(raw)
-                assert answer.headers["x-seed"] == "3" and answer.headers["x-sample-rate"] == "8000"
-                omni.hold.set()
-                return early, early + b"".join([part async for part in raw])
+        async with (
+            listening(omni) as port,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http,
+            http.stream("POST", URL, json=BODY | {"stream": True}) as answer,
+        ):
+            raw = answer.aiter_raw()
+            early = b""
+            while len(early) < 2 * 1600:
+                early += await anext(raw)
+            assert answer.headers["x-seed"] == "3" and answer.headers["x-sample-rate"] == "8000"
+            omni.hold.set()
+            return early, early + b"".join([part async for part in raw])
 
     early, whole = asyncio.run(read())
     assert early == WHOLE[:3200] and whole == WHOLE
