@@ -11,6 +11,7 @@ WAN = Family(
     tasks=("text-to-video",),
     size_multiple=16,
     frames_multiple=4,
+    streamed_decode=True,
     fps=16.0,
     other_fps=_OTHER_FPS,
 )
@@ -22,6 +23,7 @@ WAN_I2V = Family(
     tasks=("image-to-video",),
     size_multiple=16,
     frames_multiple=4,
+    streamed_decode=True,
     fps=16.0,
     other_fps=_OTHER_FPS,
     media=(("image", 1),),
@@ -34,6 +36,7 @@ WAN_VACE = Family(
     tasks=("text-to-video", "video-to-video"),
     size_multiple=16,
     frames_multiple=4,
+    streamed_decode=True,
     fps=16.0,
     blocks=("vace_blocks", "blocks"),
 )
@@ -45,6 +48,7 @@ SKYREELS_V2 = Family(
     tasks=("text-to-video",),
     size_multiple=16,
     frames_multiple=4,
+    streamed_decode=True,
     fps=24.0,
 )
 
