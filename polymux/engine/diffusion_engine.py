@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ import torch
 from polymux.config import EngineConfig
 from polymux.diffusion.call import Call
 from polymux.diffusion.component import Component
+from polymux.diffusion.frame_stream import FrameTap
 from polymux.diffusion.merging import Merger
 from polymux.diffusion.outputs import RawOutput, media_of, raw_output
 from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe, replay_arguments
@@ -273,6 +275,9 @@ class DiffusionEngine:
         session = Session(job.request.request_id, index, seed, self.settings, job.adapters)
         if job.request.partial_images:
             session.tap = Watch(session.steps, job.request.partial_images, self.device)
+        elif self.family.streamed_decode and not self.shape.modular and job.streams:
+            begin = partial(job.open_stream, self.outputs, index)
+            session.tap = FrameTap(self.family.frames_multiple, self.outputs.chunk_bytes, begin)
         session.open(self.pipeline, lambda own: self._generate(own, job, index))
         job.opened += 1
         job.started = job.started or time.perf_counter()
@@ -325,6 +330,8 @@ class DiffusionEngine:
             self._fail(job, as_polymux_error(session.error, session.where, computing=session.computing))
             return
         self._close(job, session)
+        if job.end_stream(session.index):
+            return
         raw, session.result = job.smoothed(session.result, self.loaded.between), None
         at_once = self.family.modality == "image"  # those are on the host already
         job.outbound[session.index] = self.outputs.send(session.request_id, session.index, raw, at_once)
