@@ -41,6 +41,9 @@ class ModelConfig(Checked):
     model_class_name: str | None = knob(None, "pipeline class of diffusers to use in place of the checkpoint's own")
     diffusers_load_kwargs: dict[str, Any] = knob({}, "passed on to from_pretrained", metavar="JSON")
     diffusers_call_kwargs: dict[str, Any] = knob({}, "passed on to every pipeline call", metavar="JSON")
+    frame_interpolation_model_path: str | None = knob(
+        None, "weights of the network that puts frames between a video's frames: a file, a folder, or a hub id"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,8 +50,16 @@ class OmniDiffusionSamplingParams:
     timesteps: tuple[float, ...] | None = None
     max_sequence_length: int | None = None  # tokens of the prompt
     lora: tuple[LoRARequest, ...] = ()  # added up in this order
+    enable_frame_interpolation: bool = False  # put frames between the frames of a video, and raise its rate as much
+    frame_interpolation_exp: int = 1  # n frames become (n - 1) * 2^exp + 1
+    frame_interpolation_scale: float = 1.0  # of the frames, where motion is estimated: below 1 is cheaper
     output_type: Literal["pil", "np", "latent"] = "pil"
     extra_args: dict[str, Any] = field(default_factory=dict)  # the pipeline's own further arguments
+
+    @property
+    def frame_factor(self) -> int:
+        """How many times more frames per second come out than the model makes."""
+        return 1 << self.frame_interpolation_exp if self.enable_frame_interpolation else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +279,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     previews: bool = False  # if not, refused["partial_images"] says why
     merges: bool = False
     lora: bool = False  # whether requests may name adapters
+    frame_interpolation: bool = False  # whether there is a network for it
     samples: bool = False  # takes SamplingParams, in place of those of diffusion
     voices: tuple[str, ...] = ()  # of a model that speaks; the first one speaks unless a request names another
     languages: tuple[str, ...] = ()  # that a request may name

@@ -43,6 +43,9 @@ class MediaConfig(Checked):
     max_input_image_size: int = knob(
         7680 * 4320, "pixels of one input picture", minimum=1, maximum=178_956_970
     )  # more, and Pillow refuses by itself
+    max_total_media_bytes: int = knob(
+        4 * 2**30, "bytes of the decoded media of all requests under way; more are refused with 503", minimum=1024
+    )
     media_fetch: bool = knob(True, "fetch nothing that a request names by an http(s) URL", flag="--no-media-fetch")
     media_fetch_timeout: float = knob(15.0, "seconds that one fetch may take, redirects included", minimum=0.1)
     max_media_redirects: int = knob(5, "redirects that one fetch follows", minimum=0, maximum=20)
@@ -84,7 +87,7 @@ class HttpConfig(Checked):
     request_timeout: float | None = knob(
         None,
         "seconds until a request that is not done is given up (default: only those of x-request-timeout)",
-        minimum=0,
+        minimum=0.1,
     )
 
 
@@ -138,6 +141,11 @@ class VideoConfig(Checked):
     video_max_bytes: int = knob(
         20 * 2**30, "bytes of all files that are kept; at as many, new jobs are refused", minimum=1
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.video_dir is not None and not self.video_dir.strip():
+            raise ConfigError("video_dir='': must name a folder", param="video_dir")  # "" would be this very one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,7 +81,9 @@ class DiffusionEngine:
         self.family = self.model.family
         self.shape, self.sound = CallShape.of(pipeline, self.family.modality), SoundShape.of(pipeline)
         described = describe(pipeline, self.family, self.shape)
-        self.described = msgspec.structs.replace(described, storage=self.model.weights.describe())
+        self.described = msgspec.structs.replace(
+            described, storage=self.model.weights.describe(), frame_interpolation=self.model.between is not None
+        )
         self.max_sessions = config.scheduler.max_num_seqs
         if not self.family.pipelines and self.max_sessions > 1:
             # What a pipeline that nobody has looked at does to its components in a call might reach other requests.
@@ -221,7 +223,7 @@ class DiffusionEngine:
             raise NotReadyError("the engine is busy" if self.busy else f"the engine sleeps, at level {self.asleep}")
         before = used_bytes(self.device)
         if level == 1:
-            self.weights.sleep()
+            self.loaded.sleep()
         else:
             self.loaded.close()
             self.model, self.runner.weights = None, InPlace()
@@ -234,7 +236,7 @@ class DiffusionEngine:
         """The opposite of `sleep`. Raises what loading raises, and OutOfMemoryError; then it sleeps on."""
         try:
             if self.asleep == 1:
-                self.weights.wake()
+                self.loaded.wake(self.device)
             elif self.asleep == 2:
                 self.model = Model.load(self.config, self.device, self.given)
                 self.runner.weights = self.weights
@@ -323,7 +325,7 @@ class DiffusionEngine:
             self._fail(job, as_polymux_error(session.error, session.where, computing=session.computing))
             return
         self._close(job, session)
-        raw, session.result = session.result, None
+        raw, session.result = job.smoothed(session.result, self.loaded.between), None
         at_once = self.family.modality == "image"  # those are on the host already
         job.outbound[session.index] = self.outputs.send(session.request_id, session.index, raw, at_once)
 
@@ -332,8 +334,7 @@ class DiffusionEngine:
         waiting = [outbound for job in self.jobs.values() for outbound in job.outbound.values()]
         if not waiting:
             return
-        if idle:
-            self.outputs.wait(waiting, OUTPUT_POLL_S)
+        said = len(self.events)
         for outbound in waiting:
             job = self.jobs.get(outbound.request_id)
             if job is None:  # another output of the same request has failed and ended it
@@ -341,6 +342,8 @@ class DiffusionEngine:
             self.events += job.chunks_of(outbound)
             if outbound.empty:
                 self._delivered(job, outbound)
+        if idle and len(self.events) == said:
+            self.outputs.wait(waiting, OUTPUT_POLL_S)
 
     def _delivered(self, job: Job, outbound: Outbound) -> None:
         try:

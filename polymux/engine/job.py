@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 
 from polymux.diffusion.call import Phase
+from polymux.diffusion.outputs import RawOutput
 from polymux.diffusion.session import Session
 from polymux.diffusion.tuned import AdapterSet
 from polymux.engine.outbound import WINDOW, Outbound
 from polymux.errors import InvalidRequestError
+from polymux.interpolation.frames import Smoothing
+from polymux.interpolation.network import FlowNetwork
 from polymux.request import Finished, Media, Modality, OutputChunk, Progress, Request, RequestMetrics
 from polymux.validation import SEEDS
 
@@ -119,15 +122,22 @@ class Job:
         self.under_way += len(chunks)
         return chunks
 
+    def smoothed(self, raw: RawOutput, network: FlowNetwork | None) -> RawOutput:
+        """With frames put between its frames, if the request asks for that."""
+        params = self.request.params
+        if network is None or not params.enable_frame_interpolation:
+            return raw
+        return replace(raw, smoothing=Smoothing(network, params.frame_factor, params.frame_interpolation_scale))
+
     def finished(self, modality: Modality, fps: float | None, sample_rate: int | None) -> Finished:
-        """The end of a complete job."""
+        """The end of a complete job. `fps`: of what the pipeline made."""
         return Finished(
             request_id=self.request.request_id,
             modality=modality,
             outputs=[self.outputs[i] for i in range(self.count)],
             seeds=[r.seed for r in self.randomness],
             metrics=self.metrics(),
-            fps=fps,
+            fps=None if fps is None else fps * self.request.params.frame_factor,
             sample_rate=sample_rate,
         )
 

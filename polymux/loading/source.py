@@ -88,6 +88,34 @@ def fetch_component(config: ModelConfig, options: LoadOptions, repo: str, revisi
     return hub.download(component_files(names, subfolder, options.flags, weights=config.load_format != "dummy"))
 
 
+def single_file(name: str, cache_dir: str | None, param: str) -> Path:
+    """The .safetensors file that is meant: itself, the only one of a folder, or the only one of a hub repository.
+
+    Raises CheckpointError; `param` is the setting that named it.
+    """
+    with reading(f"{param}={name[:200]!r}"):
+        path = Path(name).expanduser()
+        if path.is_file():
+            return _only([str(path)], f"{param}={name!r}")
+        if path.is_dir():
+            return _only([str(file) for file in path.iterdir()], f"{param}={name!r}")
+    if not _is_hub_id(name):
+        raise CheckpointError(f"{param}={name!r}: no such file or folder, and not a hub id (OWNER/NAME)")
+    hub = _Hub(name, None, cache_dir, LoadFlags())
+    if hub_offline():
+        return _only([str(file) for file in hub.cached().iterdir()], str(hub))
+    wanted = _only([each for each in hub.names() if "/" not in each], str(hub))
+    return hub.download([wanted.name]) / wanted.name
+
+
+def _only(names: Collection[str], where: str) -> Path:
+    found = sorted(name for name in names if name.endswith(".safetensors"))
+    if len(found) != 1:
+        what = f"{len(found)} .safetensors files ({', '.join(Path(n).name for n in found[:6])})" if found else "none"
+        raise CheckpointError(f"{where}: one .safetensors file is needed, and there is {what}")
+    return Path(found[0])
+
+
 def _fetch_pipeline(config: ModelConfig, options: LoadOptions) -> Path:
     hub = _Hub(config.model, config.revision, config.cache_dir, options.flags)
     if hub_offline():

@@ -88,8 +88,10 @@ class Orchestrator:
             async with contextlib.aclosing(ticket.events()) as events:
                 async for event in events:
                     yield event
-                    if isinstance(event, (OutputChunk, SoundPiece)) and self._running is not None:
-                        self._running.stage.send(Taken(event.request_id))
+                    if isinstance(event, (OutputChunk, SoundPiece)):
+                        ticket.unused -= 1
+                        if self._running is not None:
+                            self._running.stage.send(Taken(event.request_id))
         finally:
             if not ticket.ended:
                 self.abort(ticket.request_id)
@@ -222,7 +224,7 @@ class Orchestrator:
 
     async def _keep(self) -> None:
         """The life of the stage, over as many processes as it takes."""
-        start = launch
+        start, running = launch, None
         try:
             while self.status == "loading":
                 running = await start(self._make_stage, self.config)
@@ -230,6 +232,7 @@ class Orchestrator:
                 self.reason = await self._attend(running)
                 self._lose()
                 await destroy(running.stage)
+                running = None
                 if self.status == "loading":
                     log.error("%s; starting it again", self.reason)
                     self.metrics.restarted()
@@ -240,10 +243,9 @@ class Orchestrator:
             log.exception("the orchestrator cannot go on")
             self.reason = PolymuxError(f"internal error: {type(error).__name__}")
         finally:
-            left = self._running
             self._end()
-            if left is not None:
-                await destroy(left.stage)
+            if running is not None:  # also if it was on its way when this was cancelled
+                await destroy(running.stage)
 
     def _take_over(self, running: RunningStage) -> None:
         self._running, self.capabilities, self.stats = running, running.capabilities, running.stats
@@ -256,7 +258,7 @@ class Orchestrator:
     async def _attend(self, running: RunningStage) -> PolymuxError | None:
         """Returns when the stage has ended or hangs, with the reason; None if it was told to end."""
         patience = self.config.process.stage_hang_timeout
-        watchdog = Watchdog(patience, lambda: len(self._tickets) > 0)
+        watchdog = Watchdog(patience, lambda: self._tickets.expectant)
         pump, hung = asyncio.create_task(self._pump(running, watchdog)), asyncio.create_task(watchdog.until_hung())
         try:
             await asyncio.wait((pump, hung), return_when=asyncio.FIRST_COMPLETED)

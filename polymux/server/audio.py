@@ -19,7 +19,7 @@ from polymux.omni_output import OmniRequestOutput
 from polymux.prompts import OmniPrompt, Params
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, SamplingParams
 from polymux.server.body import parse
-from polymux.server.errors import responses
+from polymux.server.errors import in_field_of, responses
 from polymux.server.generation import generate
 from polymux.server.image_request import refusals_counted
 from polymux.server.media_inputs import load
@@ -159,4 +159,4 @@ def _in_words_of(body: AudioGenerationRequest, error: InvalidRequestError) -> In
     for field, names in (("media", body.media), ("extra_args", body.extra_args)):
         if error.param is not None and error.param in (names or {}):
             return type(error)(f"{field}.{error.message}", param=f"{field}.{error.param}")
-    return error
+    return in_field_of(type(body), error)

@@ -24,7 +24,7 @@ from polymux.errors import (
     ReceiveTimeoutError,
 )
 from polymux.server.deadline import set_deadline
-from polymux.server.errors import error_body, error_headers, from_validation
+from polymux.server.errors import error_body, error_headers, from_validation, headers_too_large
 from polymux.server.json_guard import check_json
 from polymux.server.log import note
 from polymux.server_config import HttpConfig
@@ -34,9 +34,12 @@ Model = TypeVar("Model", bound=BaseModel)
 LINGER_S = 5.0
 
 
-async def parse(request: Request, model: type[Model]) -> Model:
-    """The JSON body as a `model`. Raises InvalidRequestError."""
-    _check_is_json(request.headers.get("content-type", "application/json"))
+async def parse(request: Request, model: type[Model], *, or_form: bool = False) -> Model:
+    """The JSON body as a `model`. `or_form`: the route takes forms too, and this is none.
+
+    Raises InvalidRequestError, MediaTypeError.
+    """
+    _check_is_json(request.headers.get("content-type", "application/json"), " or multipart/form-data" * or_form)
     content = b"".join([chunk async for chunk in request.stream()])  # the request itself keeps no copy
     limits: HttpConfig = request.state.limits
     check_json(content, max_depth=limits.max_json_depth, max_values=limits.max_json_values)
@@ -48,10 +51,10 @@ async def parse(request: Request, model: type[Model]) -> Model:
     return body
 
 
-def _check_is_json(content_type: str) -> None:
+def _check_is_json(content_type: str, other: str) -> None:
     media_type, _, rest = content_type.lower().partition(";")
     if media_type.strip() != "application/json" and not media_type.strip().endswith("+json"):
-        raise MediaTypeError(f"Content-Type {content_type[:80]!r}: must be application/json")
+        raise MediaTypeError(f"Content-Type {content_type[:80]!r}: must be application/json{other}")
     for parameter in rest.split(";"):
         name, _, value = parameter.strip().partition("=")
         if name == "charset" and value.strip('"') not in ("utf-8", "utf8", "us-ascii"):
@@ -75,6 +78,7 @@ class BodyLimit:
             await self.app(scope, receive, send)
             return
         try:
+            _check_head_size(scope, self.limits.max_header_bytes)
             _check_headers(Headers(scope=scope), self.limits.max_body_bytes)
             set_deadline(scope, self.limits.request_timeout)
         except PolymuxError as error:
@@ -162,6 +166,14 @@ class _CountedBody:
     def _fail(self, error: PolymuxError) -> PolymuxError:
         self.failure, self._complete = error, True
         return error
+
+
+def _check_head_size(scope: Scope, limit: int) -> None:
+    """Raises HeadersTooLargeError. The parser in front counts only what has not come to its end: headers that arrive at
+    once are there before it counts."""
+    line = len(scope["method"]) + len(scope.get("raw_path", b"")) + len(scope["query_string"]) + len(" ? HTTP/1.1\r\n")
+    if line + sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"]) > limit:
+        raise headers_too_large(limit)
 
 
 def _check_headers(headers: Headers, limit: int) -> None:

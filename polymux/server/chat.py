@@ -76,7 +76,8 @@ async def _job(state: ServerState, request: Request) -> tuple[ImageJob, StreamOp
         raise InvalidRequestError("stream_options: only with stream = true", param="stream_options")
     capabilities = await image_model(state)
     check_modalities(body.modalities, capabilities.modality)
-    encoding, words = Encoding.of(body, capabilities), Words(body, client_words(capabilities, FIELD))
+    encoding = Encoding.of(body, capabilities)
+    words = Words(body, client_words(capabilities, FIELD) | {"prompt": FIELD})
     question = asked(body, capabilities)
     pictures, size = Pictures(()), asked_size(body.size)
     if question.pictures:

@@ -12,8 +12,8 @@ from typing import ClassVar
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from polymux.errors import BadHttpError, HeadersTooLargeError, OverloadedError, PolymuxError, ReceiveTimeoutError
-from polymux.server.errors import error_body, error_headers
+from polymux.errors import BadHttpError, OverloadedError, PolymuxError, ReceiveTimeoutError
+from polymux.server.errors import error_body, error_headers, headers_too_large
 from polymux.server_config import HttpConfig
 
 
@@ -57,8 +57,7 @@ class HttpProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         error = sys.exception()  # the base class calls this where it caught what h11 raised, and does not pass it on
         if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431:
-            most = self.config.h11_max_incomplete_event_size
-            self._refuse(HeadersTooLargeError(f"the headers have more than {most} bytes (--max-header-bytes)"))
+            self._refuse(headers_too_large(self.limits.max_header_bytes))
         else:
             self._refuse(BadHttpError(f"this is not valid HTTP/1.1: {str(error)[:200]}"))
 

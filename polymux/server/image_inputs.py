@@ -96,7 +96,10 @@ async def load(media: MediaLoader, sources: Sources, capabilities: Capabilities,
             raise InvalidRequestError(f"{sources.field}: too many pixels in all: {allowed}", param=sources.field)
         loaded.append(picture)
     mask = None if sources.mask is None else await media.image(sources.mask, param="mask")
-    return _prepared(Pictures(loaded, mask), capabilities)
+    prepared = _prepared(Pictures(loaded, mask), capabilities)
+    for picture in prepared.pictures:  # without alpha they are others than those that were loaded
+        media.held.add(picture)
+    return prepared
 
 
 def _prepared(given: Pictures, capabilities: Capabilities) -> Pictures:

@@ -17,6 +17,7 @@ from fastapi import Request
 from polymux.errors import InvalidRequestError, PolymuxError, RequestAbortedError
 from polymux.prompts import Prompt
 from polymux.request import Capabilities, OmniDiffusionSamplingParams
+from polymux.server.errors import in_field_of
 from polymux.server.image_answer import Encoding
 from polymux.server.protocol import ImageEditFields, ImageFields, ImageGenerationRequest, SamplingFields
 from polymux.server.state import ServerState
@@ -29,6 +30,7 @@ class Words:
 
     def __init__(self, body: SamplingFields, media: Mapping[str, str]) -> None:
         """`media`: the pipeline's argument -> the client's field."""
+        self._body = type(body)
         self._size = body.size
         self._extra_args = frozenset(body.extra_args or {})
         self._media = media
@@ -44,7 +46,7 @@ class Words:
                 return _renamed(error, name, self._media[name])
             case str() as name if name in self._extra_args:
                 return _renamed(error, name, f"extra_args.{name}")
-        return error
+        return in_field_of(self._body, error)
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ async def _edit(request: Request) -> tuple[ImageEditFields, Sources]:
         if len(files["mask"]) > 1:
             raise InvalidRequestError("mask is given more than once", param="mask")
         return fields, Sources(files["image"], next(iter(files["mask"]), None))
-    body = await parse(request, ImageEditRequest)
+    body = await parse(request, ImageEditRequest, or_form=True)
     if body.image is not None and body.images is not None:
         raise InvalidRequestError("images: cannot be combined with image", param="images")
     field = "image" if body.images is None else "images"

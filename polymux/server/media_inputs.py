@@ -12,6 +12,7 @@ from polymux.config import LimitsConfig
 from polymux.errors import InvalidRequestError
 from polymux.media.audio import Sound, resample
 from polymux.media.decode import MediaLimits, decode_audio, decode_video
+from polymux.media.wire import Array
 from polymux.prompts import Medium
 from polymux.request import Capabilities
 from polymux.server.state import ServerState
@@ -24,12 +25,19 @@ async def load(
 ) -> list[Medium]:
     """Fetch and decode, for `argument` of the pipeline. Raises InvalidRequestError, with the client's `field`."""
     if argument not in capabilities.media:
-        takes = f"it takes {', '.join(capabilities.media)}" if capabilities.media else "it works from text alone"
-        raise InvalidRequestError(f"{field}: the model takes none; {takes}", param=field)
+        raise not_taken(field, argument, capabilities)
     if len(sources) > capabilities.media[argument]:
         allowed = f"the model takes {capabilities.media[argument]}"
         raise InvalidRequestError(f"{field}: {len(sources)} are given, {allowed}", param=field)
     return [await _load_one(state, field, argument, source, capabilities) for source in sources]
+
+
+def not_taken(field: str, argument: str, capabilities: Capabilities) -> InvalidRequestError:
+    """For a medium that the pipeline, or this checkpoint, has no use for."""
+    if argument in capabilities.refused:
+        return InvalidRequestError(f"{field}: {capabilities.refused[argument]}", param=field)
+    takes = f"it takes {', '.join(capabilities.media)}" if capabilities.media else "it works from text alone"
+    return InvalidRequestError(f"{field}: the model takes none; {takes}", param=field)
 
 
 async def _load_one(
@@ -39,11 +47,15 @@ async def _load_one(
     data = await state.media.fetch(source, param=field, max_bytes=limit) if isinstance(source, str) else source
     if "video" in name or "audio" in name or ("mask" in name and _is_video(data)):
         limits = _limits(state.omni.config.limits, limit)
-        return await asyncio.to_thread(_decoded, data, "audio" in name, limits, field, capabilities)
+        medium = await asyncio.to_thread(_decoded, data, "audio" in name, limits, field, capabilities)
+        state.media.held.add_array(medium[0] if isinstance(medium, tuple) else medium)
+        return medium
     return await state.media.image(data, param=field)
 
 
-def _decoded(data: bytes, sound: bool, limits: MediaLimits, param: str, capabilities: Capabilities) -> Medium:
+def _decoded(
+    data: bytes, sound: bool, limits: MediaLimits, param: str, capabilities: Capabilities
+) -> Array | tuple[Array, int]:
     """In a thread."""
     if not sound:
         return decode_video(data, limits, param=param).frames

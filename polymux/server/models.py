@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from polymux.sampling import FIELDS as SAMPLING_FIELDS
 from polymux.server.errors import responses
 from polymux.server.state import ServerState
-from polymux.validation import ARGUMENT_FIELDS
+from polymux.validation import ARGUMENT_FIELDS, is_extra
 
 
 class ModelLimits(BaseModel):
@@ -33,6 +33,7 @@ class ModelLimits(BaseModel):
     send_timeout: float = Field(description="seconds that a client may take nothing of its answer")
     request_timeout: float | None = Field(description="seconds until a request is given up; null: no limit")
     max_media_bytes: int = Field(description="of one file")
+    max_total_media_bytes: int = Field(description="of the decoded media of all requests under way together")
     max_input_image_size: int = Field(description="pixels")
     max_media_redirects: int = Field(description="that fetching a URL follows")
     media_fetch_timeout: float = Field(description="seconds that fetching a URL may take")
@@ -55,6 +56,7 @@ class ModelAbilities(BaseModel):
     previews: bool = Field(description="a stream may have partial_images; if not, `refused` says why")
     size_multiple: int = Field(description="width and height must be multiples of it")
     lora: bool = Field(description="requests may name adapters")
+    frame_interpolation: bool = Field(description="a request may have enable_frame_interpolation")
     voices: list[str] = Field(description="of a model that speaks; the first is the default")
     languages: list[str] = Field(description="that a request may name")
     frames_multiple: int = Field(description="num_frames must be 1 more than a multiple of it")
@@ -126,7 +128,7 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         pipeline=can.pipeline,
         modality=can.modality,
         fields=sorted(name for name in takes if name in fields),
-        extra_args=sorted(name for name in takes if name not in fields and name != "prompt"),
+        extra_args=sorted(name for name in takes if name not in fields and is_extra(name)),
         refused=can.refused,
         required=list(can.required),
         media=can.media,
@@ -136,6 +138,7 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         previews=can.previews,
         size_multiple=can.size_multiple,
         lora=can.lora,
+        frame_interpolation=can.frame_interpolation,
         voices=list(can.voices),
         languages=list(can.languages),
         frames_multiple=can.frames_multiple,

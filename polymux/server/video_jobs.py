@@ -1,7 +1,8 @@
 """Video jobs: each is a task that follows its request in the engine, encodes what comes, and keeps the result.
 
-A job is what its row says: there is no second truth in memory. Everything that touches the folder runs in one thread;
-encoding runs in threads of its own, one step at a time, so that whoever ends a job knows that nothing writes any more.
+A job is what its row says. Memory knows better only while a job has failed and no row can say so, for want of room.
+Everything that touches the folder runs in one thread; encoding runs in threads of its own, one step at a time, so that
+whoever ends a job knows that nothing writes any more.
 """
 
 from __future__ import annotations
@@ -101,11 +102,11 @@ class VideoJobs:
         found = await self._on_disk(store.get, video_id)
         if found is None:
             raise _unknown(video_id)
-        return found
+        return self._corrected(found)
 
     async def page(self, limit: int, after: str | None, order: Order) -> list[VideoRecord]:
         store = await self.open()
-        return await self._on_disk(store.page, limit, after, order)
+        return [self._corrected(record) for record in await self._on_disk(store.page, limit, after, order)]
 
     async def path(self, record: VideoRecord) -> Path:
         """Of the file of a completed job."""
@@ -118,8 +119,9 @@ class VideoJobs:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+        there = await self._on_disk(store.delete, video_id)
         self._unsaved.pop(video_id, None)
-        if not await self._on_disk(store.delete, video_id):
+        if not there:
             raise _unknown(video_id)
 
     async def scratch(self) -> Path:
@@ -239,6 +241,13 @@ class VideoJobs:
         except StorageError:
             logger.exception("that %s has failed cannot be written; trying again later", video_id)
             self._unsaved[video_id] = why
+
+    def _corrected(self, record: VideoRecord) -> VideoRecord:
+        """With what could not be written yet."""
+        why = self._unsaved.get(record.id)
+        if why is None:
+            return record
+        return replace(record, status="failed", error_code=why.code, error_message=why.message, error_param=why.param)
 
     def _ended(self, video_id: str, accepted: asyncio.Future[None]) -> None:
         del self._tasks[video_id]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi import Request
 
@@ -18,10 +19,11 @@ from polymux.prompts import OmniPrompt
 from polymux.request import Capabilities, OmniDiffusionSamplingParams
 from polymux.server.body import parse
 from polymux.server.forms import is_form, parse_form
-from polymux.server.media_inputs import load
+from polymux.server.media_inputs import load, not_taken
 from polymux.server.state import ServerState
 from polymux.server.video_protocol import VideoFields, VideoRequest
 from polymux.server.video_wish import VideoWish, Words
+from polymux.validation import INTERPOLATION
 
 # The pipeline's arguments that `input_reference` may mean: the first that there is.
 REFERENCES = (
@@ -54,10 +56,11 @@ async def read(state: ServerState, request: Request) -> VideoWish:
 
 async def _read(request: Request, capabilities: Capabilities) -> tuple[VideoFields, Media]:
     if is_form(request):
-        names = {"input_reference", "input_reference[image_url]", *capabilities.media}
+        media = {*capabilities.media, *(capabilities.refused.keys() - VideoFields.model_fields.keys())}
+        names = {"input_reference", "input_reference[image_url]", *media}
         fields, found = await parse_form(request, VideoFields, names)
         return fields, {name.removesuffix("[image_url]"): items for name, items in found.items() if items}
-    body = await parse(request, VideoRequest)
+    body = await parse(request, VideoRequest, or_form=True)
     sent: dict[str, list[str | bytes]] = {f"media.{name}": [*sources] for name, sources in (body.media or {}).items()}
     if body.input_reference is not None:
         sent["input_reference"] = [body.input_reference]
@@ -80,6 +83,8 @@ async def _wish(state: ServerState, body: VideoFields, sent: Media, capabilities
     prompt: OmniPrompt = {"multi_modal_data": {**loaded}}
     if body.prompt is not None:
         prompt["prompt"] = body.prompt
+    defaults = capabilities.defaults
+    between = _interpolation(body)
     params = OmniDiffusionSamplingParams(
         width=width,
         height=height,
@@ -96,18 +101,19 @@ async def _wish(state: ServerState, body: VideoFields, sent: Media, capabilities
         timesteps=body.timesteps,
         max_sequence_length=body.max_sequence_length,
         extra_args=body.extra_args or {},
+        **between,
     )
-    defaults = capabilities.defaults
+    count = frames or defaults.get("num_frames")
     return VideoWish(
         prompt=prompt,
         params=params,
-        fps=fps,
+        fps=_file_fps(fps, params, format),
         format=format,
         seed=seed,
         words=Words(body, arguments),
         width=width or defaults.get("width"),
         height=height or defaults.get("height"),
-        num_frames=frames or defaults.get("num_frames"),
+        num_frames=None if count is None else (count - 1) * params.frame_factor + 1,
     )
 
 
@@ -121,6 +127,22 @@ def _fps(body: VideoFields, format: VideoFormat, capabilities: Capabilities) -> 
     except ValueError as error:
         raise InvalidRequestError(str(error), param="fps") from None
     return float(fps)
+
+
+def _interpolation(body: VideoFields) -> dict[str, Any]:
+    """What the body says about frames between frames, by the names that are the engine's, too."""
+    return {name: value for name in INTERPOLATION if (value := getattr(body, name)) is not None}
+
+
+def _file_fps(fps: float, params: OmniDiffusionSamplingParams, format: VideoFormat) -> float:
+    """With the frames that are put between."""
+    made = fps * params.frame_factor
+    try:
+        check_fps(made, format)
+    except ValueError as error:
+        what = f"frame_interpolation_exp={params.frame_interpolation_exp}: {error}"
+        raise InvalidRequestError(what, param="frame_interpolation_exp") from None
+    return made
 
 
 def _frames(body: VideoFields, fps: float, capabilities: Capabilities) -> int | None:
@@ -140,6 +162,5 @@ def _argument(field: str, capabilities: Capabilities) -> str:
     names = REFERENCES if name == "input_reference" else (name,)
     found = next((name for name in names if name in capabilities.media), None)
     if found is None:
-        takes = f"it takes {', '.join(capabilities.media)}" if capabilities.media else "it works from text alone"
-        raise InvalidRequestError(f"{field}: the model takes none; {takes}", param=field)
+        raise not_taken(field, name, capabilities)
     return found

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from server_process import Server, serving
 
+from polymux.testing.flow_network import random_network, write
+
 FLAGS = ("--max-num-seqs", "4", "--max-inference-steps", "200000", "--max-body-bytes", "1000000")
 
 
@@ -24,6 +26,8 @@ def video_server(
     """One that makes videos, one at a time and in small chunks; and the folder that it keeps them in."""
     folder = tmp_path_factory.mktemp("videos")
     flags = (
+        "--frame-interpolation-model-path",
+        str(write(folder / "network.safetensors", random_network())),
         "--max-num-seqs",
         "1",
         "--max-queue",

@@ -127,6 +127,19 @@ def test_the_file_shows_what_the_model_made(video_server: Kept, tiny_checkpoint:
             assert np.abs(shown.mean(axis=(0, 1)) - frame.mean(axis=(0, 1))).max() < 6, "lossy, but this picture"
 
 
+def test_frames_between_frames(video_server: Kept) -> None:
+    server, _ = video_server
+    assert server.http.get("/v1/models").json()["data"][0]["capabilities"]["frame_interpolation"] is True
+    asked = {"enable_frame_interpolation": True, "frame_interpolation_exp": 2}
+    video = ended(server, create(server, **asked))[-1]
+    assert (video["status"], video["num_frames"], video["fps"]) == ("completed", 65, 64)
+    decoded = decode_video(content(server, video), LIMITS)
+    assert decoded.frames.shape == (65, 64, 64, 3) and decoded.fps == 64
+    plain = decode_video(server.http.post(f"{VIDEOS}/sync", json=BODY).content, LIMITS)
+    ours, the_model_s = (frames.mean(axis=(1, 2)) for frames in (decoded.frames[::4], plain.frames))
+    assert np.abs(ours - the_model_s).max() < 6, "every fourth one is the model's, but for what the encoder loses"
+
+
 def test_deletion_stops_the_engine(video_server: Kept) -> None:
     server, folder = video_server
     video = create(server, **ENDLESS)

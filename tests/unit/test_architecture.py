@@ -29,6 +29,7 @@ LAYERS = (
     ("orchestrator",),
     ("engine",),
     ("diffusion",),
+    ("interpolation",),
     ("loading",),
     ("memory",),
     ("media", "families"),
@@ -49,7 +50,7 @@ LAYERS = (
 RANK = {unit: rank for rank, row in enumerate(LAYERS) for unit in row}
 
 # They run in the API process; of the engine, only the modules at its border are imported there.
-WITHOUT_TORCH = {"cli", *LAYERS[2], *LAYERS[3], "orchestrator", *LAYERS[9], *LAYERS[10]}
+WITHOUT_TORCH = {"cli", *LAYERS[2], *LAYERS[3], "orchestrator", *LAYERS[10], *LAYERS[11]}
 TENSORS = ("torch", "diffusers", "transformers", "greenlet")
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60

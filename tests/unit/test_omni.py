@@ -109,7 +109,11 @@ def test_latents(omni: Omni) -> None:
 
 
 def test_a_video_that_comes_in_parts(omni: Omni) -> None:
+    before = omni.metrics.render().decode()
     (output,) = omni.generate("parts")
+    after = omni.metrics.render().decode()
+    frames = [float(text.partition("frames_total{")[2].split()[1]) for text in (before, after)]
+    assert frames[1] - frames[0] == 6
     assert (output.error, output.modality, output.fps) == (None, "video", 8.0)
     assert output.videos[0].shape == (6, 8, 8, 3)
     assert output.videos[0][:, 0, 0, 0].tolist() == list(range(6))

@@ -120,7 +120,7 @@ class FakeVideoOmni(FakeOmni):
 def frames_of(request: Request) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Smooth, so that a lossy encoder changes little; frame i is brighter than frame i - 1."""
     params, defaults = request.params, CAPABILITIES.defaults
-    count = params.num_frames or defaults["num_frames"]
+    count = ((params.num_frames or defaults["num_frames"]) - 1) * params.frame_factor + 1
     shape = (count, params.height or defaults["height"], params.width or defaults["width"], 3)
     return np.broadcast_to((np.arange(count) * 10 % 250).astype(np.uint8)[:, None, None, None], shape).copy()
 

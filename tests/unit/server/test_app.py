@@ -76,6 +76,18 @@ def test_models_lists_the_one_model_with_its_limits_and_abilities() -> None:
     assert can["extra_args"] == ["eta"]
 
 
+def test_models_lists_no_argument_that_would_be_refused() -> None:
+    omni = FakeOmni()
+    arguments = (*CAPABILITIES.arguments, "output_type", "strength")
+    omni.capabilities = msgspec.structs.replace(CAPABILITIES, arguments=arguments)
+    (model,) = call("GET", "/v1/models", omni).json()["data"]
+    names = model["capabilities"]["extra_args"]
+    assert names == ["eta"]
+    for name in names:
+        body = {"prompt": "a", "extra_args": {name: 0.5}}
+        assert call("POST", "/v1/images/generations", omni, json=body).status_code == 200
+
+
 LIMITS = (LimitsConfig, HttpConfig, MediaConfig)
 
 

@@ -55,9 +55,9 @@ class SoundingOmni(FakeOmni):
         )
 
 
-def post(omni: FakeOmni | None = None, **body: Any) -> httpx.Response:
+def post(omni: FakeOmni | None = None, server: dict[str, Any] | None = None, **body: Any) -> httpx.Response:
     async def send() -> httpx.Response:
-        async with client(omni or SoundingOmni()) as http:
+        async with client(omni or SoundingOmni(), **(server or {})) as http:
             return await http.post(URL, json={k: v for k, v in (BASE | body).items() if v is not ...})
 
     return asyncio.run(send())
@@ -108,6 +108,11 @@ def test_everything_reaches_the_generator() -> None:
     assert (request.prompt, request.negative_prompt) == (BASE["prompt"], "noise")
     assert (params.seed, params.seconds, params.num_inference_steps, params.guidance_scale) == (5, 12.5, 3, 2.5)
     assert params.extra_args == {"eta": 1}
+
+
+def test_input_sound_counts_against_what_requests_hold_together() -> None:
+    refused = post(SoundingOmni(), server={"max_total_media_bytes": 1024}, media={"src_audio": SOUND_URL})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_overloaded")
 
 
 def test_input_sound_arrives_at_the_rate_of_the_model() -> None:

@@ -10,6 +10,9 @@ import httpx
 import pytest
 from fake_omni import FakeOmni, client
 
+from polymux.errors import ConfigError
+from polymux.server_config import HttpConfig
+
 URL = "/v1/images/generations"
 
 
@@ -51,7 +54,7 @@ def test_one_that_is_done_before_is_answered(timeout: str | None) -> None:
     assert call(FakeOmni(), timeout).status_code == 200
 
 
-@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf", "abc", "1s", "1,5", "0x10", "9" * 400])
+@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf", "abc", "1s", "1,5", "1_0", "0x10", "9" * 400])
 @pytest.mark.parametrize("url", [URL, "/v1/omni/wakeup"])
 def test_a_value_that_is_no_time_is_refused_on_every_route(timeout: str, url: str) -> None:
     omni = FakeOmni()
@@ -85,3 +88,10 @@ def test_a_stream_ends_with_the_error() -> None:
     assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
     assert len(events) > 1
     assert omni.aborted == [request.request_id for request in omni.requests]
+
+
+@pytest.mark.parametrize("seconds", [0, 0.05, -1])
+def test_the_operator_gives_no_less_time_than_makes_sense(seconds: float) -> None:
+    """0 reads as "no limit", and would give every request none."""
+    with pytest.raises(ConfigError, match="request_timeout"):
+        HttpConfig(request_timeout=seconds)

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 from fake_omni import FakeOmni
-from live_server import exchange, listening, request
+from live_server import Answer, exchange, listening, request
 
 from polymux.server import body as body_module
 
@@ -59,10 +59,24 @@ async def test_length_and_chunks_at_once() -> None:
         assert (answer.status, answer.error["code"]) == (400, "invalid_http")
 
 
-async def test_headers_over_the_limit() -> None:
+LONG = "y" * 3000
+OVER = {
+    "without their end": request(x=LONG)[:-4],
+    "whole": request(x=LONG),
+    "many": request(**{f"x{i}": "y" * 20 for i in range(100)}),
+    "in the path": request(path=f"/{LONG}"),
+    "in the query": request(path=f"/health?{LONG}"),
+    "behind another request": request().replace(b"Connection: close\r\n", b"") + request(x=LONG),
+}
+
+
+@pytest.mark.parametrize("sent", OVER.values(), ids=OVER)
+async def test_headers_over_the_limit(sent: bytes) -> None:
     async with listening(max_header_bytes=2048) as port:
-        assert (await exchange(port, request(x="y" * 1000))).status == 200
-        answer = await exchange(port, request(x="y" * 3000)[:-4])
+        assert (await exchange(port, request(x="y" * 1900))).status == 200
+        answer = await exchange(port, sent)
+        if sent.count(b" HTTP/1.1") > 1:  # the answer to the first one stands in front
+            answer = Answer(answer.body[answer.body.index(b"HTTP/1.1") :])
         assert (answer.status, answer.error["code"]) == (431, "headers_too_large")
         assert "2048" in answer.error["message"]
 

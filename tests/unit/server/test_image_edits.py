@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
 import pytest
+from fake_omni import client
 from PIL import Image
 from test_images_route import error_of, outcomes
 from upload_forms import BASE, EDITS, VARIATIONS, data_url, editor, file_of, form, picture, send
@@ -366,3 +368,26 @@ def test_a_huge_upload_is_a_413() -> None:
         editor(), EDITS, {"max_body_bytes": 2000}, data=BASE, files=[("image", ("a.png", b"x" * 3000, "image/png"))]
     )
     refused(response, None, 413)
+
+
+@pytest.mark.parametrize(("mode", "size", "room_for"), [("RGB", 4, 2), ("RGBA", 4, 3), ("L", 1, 2)])
+def test_decoded_pictures_count_until_their_request_ends(mode: str, size: int, room_for: int) -> None:
+    """However small they are on the wire. One without alpha is made from one with it, so there are two for a moment."""
+    omni = editor()
+    files = [("image", ("a.png", file_of(Image.new(mode, (64, 64))), "image/png"))]
+    limit = 64 * 64 * size * room_for + 1000
+
+    async def scenario() -> None:
+        omni.hold.clear()
+        async with client(omni, max_total_media_bytes=limit) as http:
+            first = [asyncio.create_task(http.post(EDITS, data=BASE, files=files)) for _ in range(2)]
+            while len(omni.requests) < 2:
+                await asyncio.sleep(0.01)
+            third = await http.post(EDITS, data=BASE, files=files)
+            assert (third.status_code, error_of(third)["code"]) == (503, "server_overloaded")
+            assert third.headers["retry-after"] == "1"
+            omni.hold.set()
+            assert [(await one).status_code for one in first] == [200, 200]
+            assert (await http.post(EDITS, data=BASE, files=files)).status_code == 200
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))

@@ -261,6 +261,25 @@ def test_an_argument_that_the_pipeline_does_not_take() -> None:
     assert "eta" in error_of(response)["message"]
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("height", "use the field size"),
+        ("width", "use the field size"),
+        ("num_outputs_per_prompt", "use the field n"),
+        ("seed", "use the field seed"),
+        ("prompt", "use the field prompt"),
+        ("output_type", "it cannot be chosen here"),
+        ("generator", "it cannot be chosen here"),
+        ("num_frames", "it cannot be chosen here"),
+    ],
+)
+def test_an_argument_with_a_field_of_its_own(name: str, hint: str) -> None:
+    error = error_of(post(BASE | {"extra_args": {name: 64}}))
+    assert error["param"] == f"extra_args.{name}"
+    assert error["message"] == f"extra_args.{name}=64: {hint}"
+
+
 def test_a_model_that_makes_no_pictures() -> None:
     omni = FakeOmni()
     omni.capabilities = msgspec.structs.replace(CAPABILITIES, modality="video")

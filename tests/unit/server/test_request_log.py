@@ -108,6 +108,30 @@ def test_every_route_logs_what_it_is_asked_and_none_logs_pictures(
     assert "iVBOR" not in line
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        PICTURE,
+        PICTURE.replace("data:", "DATA:"),
+        PICTURE[:60],
+        PICTURE.replace("iVBORw0KGgo", "iVBORw0KGgo "),
+        " " + PICTURE,
+        "like this: " + PICTURE,
+        "like this: " + PICTURE[:60],
+        PICTURE.partition(",")[2],
+        "like this: " + PICTURE.partition(",")[2],
+        "\n".join(["iVBORw0KGgo" * 7] * 9),
+    ],
+)
+def test_pictures_are_not_logged_wherever_they_stand(text: str) -> None:
+    assert "iVBOR" not in shortened._short_text(text)
+
+
+def test_what_is_no_picture_is_logged() -> None:
+    for text in ("data: a chart, in blue", "a" * 69, "wide/tall-shot_2 " * 10):
+        assert shortened._short_text(text) == text
+
+
 def test_a_long_prompt_without_spaces_is_still_a_prompt() -> None:
     assert shortened._short_text("雪" * 1000).startswith("雪" * shortened.MAX_TEXT)
 

@@ -74,6 +74,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"seconds": float("1e9")}, "seconds", "above 0"),
     ({"seconds": "nan"}, "seconds", "above 0"),
     ({"seconds": True}, "seconds", ""),
+    *[({"seconds": value}, "seconds", "above 0") for value in ("1_0", "\u0664", " 1", "+1", "0x1")],
+    ({"user": "x" * 257}, "user", "must have at most 256 characters"),
     ({"seconds": "500"}, "seconds", "--max-num-frames"),
     ({"seconds": "1", "num_frames": 9}, "num_frames", "seconds"),
     ({"num_frames": 8}, "num_frames", "5 or 9"),
