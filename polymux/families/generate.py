@@ -78,7 +78,7 @@ class Adapter:
         return "hello"
 
     def pieces(self, text: str, voice: str | None, longest: int) -> list[str]:
-        """The text in parts that are spoken one after the other."""
+        """The text in parts that are spoken one after the other. `voice`: the one that the request names."""
         return pieces(text, longest)
 
     def prepare(self, parts: Parts, wish: Wish) -> Call:

@@ -351,6 +351,8 @@ def test_speakers_of_a_dialogue(load: Load) -> None:
         "[S1] Hi.", "[S1] How are you?", "[S2] Fine.", "[S1] Good",
     ]  # fmt: skip
     assert adapter.pieces("Hi", "S2", 100) == ["[S2] Hi"]
+    with pytest.raises(InvalidRequestError, match="says itself who speaks"):
+        adapter.pieces(" [S1] Hi", "S2", 100)
 
 
 def test_a_replica_shares_weights_and_nothing_else() -> None:
