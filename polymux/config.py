@@ -200,6 +200,15 @@ class AdapterConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheConfig(Checked):
+    """Caches: what is computed once"""
+
+    prompt_cache_gib: float = knob(
+        0.25, "host memory for results of text and image encoders, which answer equal calls; 0: none is kept", minimum=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """All that a stage process needs to know."""
 
@@ -210,6 +219,7 @@ class EngineConfig:
     process: ProcessConfig = field(default_factory=ProcessConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
+    caches: CacheConfig = field(default_factory=CacheConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     @classmethod

@@ -72,6 +72,7 @@ class Call:
     done: bool = False
     result: Any = None
     error: BaseException | None = None
+    drew: bool = False  # random numbers, when it ran alone
     versions: list[tuple[torch.Tensor, int]] = field(default_factory=list)
 
     @property

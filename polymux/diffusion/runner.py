@@ -120,7 +120,7 @@ class Runner:
             head.component.weights.cast(None)
             self.weights.after(name)
         if len(calls) == 1:
-            head.owner.random = after
+            head.owner.random, head.drew = after, not after.equals(before)
         elif not after.equals(before):
             raise NotMergeable("it draws random numbers, which are each request's own")
         seconds = watch.stop()

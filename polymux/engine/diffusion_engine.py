@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from polymux.config import EngineConfig
 from polymux.diffusion.call import Call
 from polymux.diffusion.component import Component
+from polymux.diffusion.encoder_cache import EncoderCache
 from polymux.diffusion.merging import Merger
 from polymux.diffusion.outputs import RawOutput, media_of, raw_output
 from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe, replay_arguments
@@ -90,6 +91,8 @@ class DiffusionEngine:
             self.max_sessions = 1
         merger = Merger(self.family.padding, self.family.shared)
         self.runner = Runner(merger, self.device, self.weights)
+        kept = config.caches.prompt_cache_gib if self.family.pipelines else 0  # of others nobody knows what they do
+        self.encoded = EncoderCache(int(kept * 2**30), merger.contents)
         self.scheduler = StepScheduler(
             config.scheduler.max_batched_tokens,
             self._may_merge,
@@ -142,9 +145,12 @@ class DiffusionEngine:
             host_memory=resident_bytes(),
             offload_bytes=dict(model.weights.moved) if model else {},
             offload_late=model.weights.late if model else {},
-            cache_queries=dict(model.cache_queries) if model else {},
-            cache_hits=dict(model.cache_hits) if model else {},
+            cache_queries=self._cached(model.cache_queries if model else {}, self.encoded.queries),
+            cache_hits=self._cached(model.cache_hits if model else {}, self.encoded.hits),
         )
+
+    def _cached(self, others: Mapping[str, int], own: int) -> dict[str, int]:
+        return {**others, "prompt_cache": own} if self.encoded.limit else dict(others)
 
     @property
     def busy(self) -> bool:
@@ -185,6 +191,7 @@ class DiffusionEngine:
             self.runner.execute(group)
         finally:
             self.scheduler.submit(call for call in group if not call.done)  # an interrupt loses nobody's call
+            self.scheduler.submit(self.encoded.settle(group))
         self._deliver(idle=not group)
         for job in self.jobs.values():
             self._report(job)
@@ -196,7 +203,7 @@ class DiffusionEngine:
         while session.ready:
             session.resume()
             self._preview(session)  # its call goes before what the session waits for now
-            self.scheduler.submit(session.take_calls())
+            self.scheduler.submit(self.encoded.ask(session.take_calls()))
         if session.finished:
             self._ended(session)
 
@@ -207,6 +214,7 @@ class DiffusionEngine:
         while requests:
             try:
                 self._run_alone(requests.pop(0))
+                self.encoded.reset()
                 return
             except PolymuxError as problem:
                 problems.append(problem)
@@ -243,6 +251,7 @@ class DiffusionEngine:
             self.weights.sleep()
         else:
             self.loaded.close()
+            self.encoded.clear()
             self.model, self.runner.weights = None, InPlace()
             self.settings = replace(self.settings, components=())
         self.asleep = level
@@ -374,6 +383,7 @@ class DiffusionEngine:
     def _close(self, job: Job, session: Session) -> None:
         """Of an output or a preview. The preview of an output ends with it."""
         self.scheduler.forget(session)
+        self.scheduler.submit(self.encoded.forget(session))
         session.cancel()
         before = dict(job.seconds)
         if session.company == Replay.company:
