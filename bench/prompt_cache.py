@@ -2,11 +2,11 @@
 
     python bench/prompt_cache.py [--requests 3] [--rounds 3] [--tokens 64]
 
-The text encoder has six layers of the size of Qwen3-0.6B's 28 and a small vocabulary (random weights); the denoiser and
-the decoder are tiny and make one step, so nearly all of a request is its encoding: the ratio is of that, and a real
-request gains the share that encoding has in it. "off" is an engine with --prompt-cache-gib 0, "new" one with the cache
-that is asked for new prompts, "known" the same one asked for them again. They take turns, and the ratios are of the best
-round of each.
+The text encoder has six layers of the size of Qwen3-0.6B's 28 and a small vocabulary (random weights); the denoiser
+and the decoder are tiny and make one step, so nearly all of a request is its encoding: the ratio is of that, and a
+real request gains the share that encoding has in it. "off" is an engine with --prompt-cache-gib 0, "new" one with the
+cache that is asked for new prompts, "known" the same one asked for them again. They take turns, and the ratios are of
+the best round of each.
 """
 
 from __future__ import annotations

@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import msgspec
+
+from polymux.attention import BACKENDS, AttentionConfig, AttentionSpec
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, build, knob
 
@@ -200,6 +203,27 @@ class AdapterConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttentionChoiceConfig(Checked):
+    """Attention: what the denoisers' attention runs on (docs/attention.md)"""
+
+    diffusion_attention_backend: str | None = knob(
+        None, "backend of all attention layers (default: that of diffusers)", choices=BACKENDS
+    )
+    diffusion_attention_config: dict[str, Any] = knob(
+        {}, "backends by role: default and per_role, each with a backend", metavar="JSON"
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.diffusion_attention_config, AttentionConfig):  # as Python code gives it
+            object.__setattr__(self, "diffusion_attention_config", msgspec.to_builtins(self.diffusion_attention_config))
+        super().__post_init__()
+        default = AttentionConfig.of(self.diffusion_attention_config).default
+        if default is not None and self.diffusion_attention_backend is not None:
+            reason = "both choose the default"
+            raise _conflict("diffusion_attention_backend", "diffusion_attention_config", reason)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CacheConfig(Checked):
     """Caches: what is computed once"""
 
@@ -219,6 +243,7 @@ class EngineConfig:
     process: ProcessConfig = field(default_factory=ProcessConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
+    attention: AttentionChoiceConfig = field(default_factory=AttentionChoiceConfig)
     caches: CacheConfig = field(default_factory=CacheConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
@@ -378,6 +403,24 @@ def hub_offline() -> bool:
     )
 
 
+def attention_choice(config: AttentionChoiceConfig) -> tuple[AttentionConfig, str]:
+    """What was chosen for attention, and where. The environment counts least. Raises ConfigError."""
+    chosen, source = AttentionConfig.of(config.diffusion_attention_config), "--diffusion-attention-config"
+    if chosen.default is not None:
+        return chosen, source
+    name = config.diffusion_attention_backend
+    if name is not None:
+        source = f"{source} and --diffusion-attention-backend" if chosen.per_role else "--diffusion-attention-backend"
+    else:
+        name = os.environ.get(_ATTENTION) or None
+        if name is not None and name not in BACKENDS:
+            raise ConfigError(f"{_ATTENTION}={name!r}: allowed are {', '.join(BACKENDS)}", param=_ATTENTION)
+        if name is not None:
+            source = f"{source} and {_ATTENTION}" if chosen.per_role else _ATTENTION
+    default = None if name is None else AttentionSpec(name)  # type: ignore[arg-type]  # one of BACKENDS
+    return AttentionConfig(default=default, per_role=chosen.per_role), source
+
+
 def runtime_cache_dir(chosen: str | None = None) -> Path:
     """Where the runtime cache is: the folder that was chosen, or one in the user's cache folder."""
     if chosen is not None:
@@ -427,3 +470,4 @@ def _lines(path: str) -> list[str]:
 
 
 _API_KEY = "POLYMUX_API_KEY"
+_ATTENTION = "DIFFUSION_ATTENTION_BACKEND"

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from polymux.config import EngineConfig
+from polymux.config import EngineConfig, attention_choice
 from polymux.diffusion.adapters import Adapters
+from polymux.diffusion.attention import AttentionChoice, choose_attention
 from polymux.diffusion.component import Component, components_of
 from polymux.diffusion.pipeline_call import declared_family
 from polymux.engine.cached_loader import cached_loader
@@ -32,6 +33,7 @@ class Model:
     components: tuple[Component, ...]
     weights: Residency
     adapters: Adapters
+    attention: AttentionChoice
     cache_queries: Dict[str, int] = field(default_factory=dict)  # what was looked for while it was loaded, by cache
     cache_hits: Dict[str, int] = field(default_factory=dict)
 
@@ -55,14 +57,16 @@ class Model:
         """Of a loaded pipeline. `mappings`: of components that are mapped from the runtime cache."""
         family = declared_family(pipeline)
         components = tuple(components_of(pipeline.components.items(), family.denoisers))
+        attention = choose_attention(*attention_choice(config.attention), components, device)
         tenants = [Tenant(c.name, c.role, c.module, family.blocks if c.role == "denoiser" else ()) for c in components]
         weights = place(tenants, config.memory, device, mappings=dict(mappings or {}))
         for component in components:
             component.attach()
-        return cls(pipeline, family, components, weights, Adapters(pipeline, components, config.adapters))
+        return cls(pipeline, family, components, weights, Adapters(pipeline, components, config.adapters), attention)
 
     def close(self) -> None:
         """Give everything back. The pipeline, if somebody still has it, is without the weights that were moved."""
         for component in self.components:
             component.detach()
+        self.attention.undo()
         self.weights.close()

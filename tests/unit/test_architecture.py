@@ -32,7 +32,7 @@ LAYERS = (
     ("loading",),
     ("memory",),
     ("media", "families"),
-    ("validation", "messages", "metrics", "logs", "config", "knobs", "request", "errors", "version"),
+    ("validation", "messages", "metrics", "logs", "config", "attention", "knobs", "request", "errors", "version"),
 )
 RANK = {unit: rank for rank, row in enumerate(LAYERS) for unit in row}
 

@@ -37,6 +37,8 @@ def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
         return [flag, "https://a.example", "null"], ("https://a.example", "null")
     elif kind == tuple[str, ...]:
         return [flag, "10.0.0.0/8", "::1/128"], ("10.0.0.0/8", "::1/128")
+    elif f.name == "diffusion_attention_config":
+        value = {"per_role": {"cross": {"backend": "TORCH_SDPA"}}}
     else:
         value = {"a": [1, None, {"b": "c"}]}
     return [flag, json.dumps(value) if isinstance(value, dict) else str(value)], value
