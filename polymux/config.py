@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import math
 import os
 import re
 import sys
@@ -225,11 +226,32 @@ class AttentionChoiceConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig(Checked):
-    """Caches: what is computed once"""
+    """Caches: what is not computed again"""
 
     prompt_cache_gib: float = knob(
         0.25, "host memory for results of text and image encoders, which answer equal calls; 0: none is kept", minimum=0
     )
+    cache_backend: str = knob(
+        "none",
+        "first_block: skip most of a denoising step that resembles the one before",
+        choices=("none", "first_block"),
+    )
+    cache_config: dict[str, Any] = knob({}, "of the cache backend: threshold", metavar="JSON")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cache_config and self.cache_backend == "none":
+            raise ConfigError("--cache-config acts only with --cache-backend", param="cache_config")
+        for name, value in self.cache_config.items():
+            if name != "threshold":
+                raise ConfigError(f"cache_config: unknown {name!r}; known is threshold", param="cache_config")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+                raise ConfigError(f"cache_config: threshold={value!r}: must be a number from 0", param="cache_config")
+
+    @property
+    def threshold(self) -> float | None:
+        """Of the first-block cache; None: there is none."""
+        return None if self.cache_backend == "none" else float(self.cache_config.get("threshold", 0.05))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +268,13 @@ class EngineConfig:
     attention: AttentionChoiceConfig = field(default_factory=AttentionChoiceConfig)
     caches: CacheConfig = field(default_factory=CacheConfig)
     log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        memory = self.memory
+        if self.caches.threshold is not None:
+            for name in memory.STRATEGIES[1:]:  # these may stream the blocks that the cache leaves out
+                if getattr(memory, name) not in (False, None):
+                    raise _conflict("cache_backend", name, "blocks that are skipped cannot be streamed")
 
     @classmethod
     def from_flat(cls, **values: Any) -> EngineConfig:

@@ -68,6 +68,7 @@ class Call:
     state: TorchState
     weights: torch.dtype | None = None  # what the component's weights were cast to when it was called
     adapters: AdapterSet = ()  # of the component, switched on for this call
+    branch: str | None = None  # of guidance, as the pipeline has named it
     order: int = 0  # position in the engine's queue
     done: bool = False
     result: Any = None

@@ -18,6 +18,7 @@ from polymux.diffusion.call import Call
 from polymux.diffusion.merging import Merger, NotMergeable
 from polymux.diffusion.random_state import RandomState
 from polymux.diffusion.run_log import RunLog
+from polymux.diffusion.step_cache import StepCache
 from polymux.diffusion.timing import Stopwatch
 from polymux.diffusion.tracebacks import drop_frames
 from polymux.errors import GenerationError, OutOfMemoryError
@@ -49,6 +50,7 @@ class Runner:
     def __init__(self, merger: Merger, device: torch.device, weights: Weights | None = None) -> None:
         self.merger, self.device, self.weights = merger, device, weights or InPlace()
         self.unmergeable: set[str] = set()
+        self.step_cache = StepCache()
         self.log = RunLog()
 
     def execute(self, calls: Sequence[Call]) -> None:
@@ -112,7 +114,7 @@ class Runner:
         head.component.weights.cast(head.weights)
         head.component.tuned.activate(head.adapters)
         try:
-            with head.state.active(self.device.type):
+            with head.state.active(self.device.type), self.step_cache.active(head):
                 result = head.component.run(head.method, arguments)
         finally:
             after = RandomState.now(self.device)

@@ -91,6 +91,7 @@ class DiffusionEngine:
             self.max_sessions = 1
         merger = Merger(self.family.padding, self.family.shared)
         self.runner = Runner(merger, self.device, self.weights)
+        self.runner.step_cache = self.loaded.step_cache
         kept = config.caches.prompt_cache_gib if self.family.pipelines else 0  # of others nobody knows what they do
         self.encoded = EncoderCache(int(kept * 2**30), merger.contents)
         self.scheduler = StepScheduler(
@@ -134,6 +135,7 @@ class DiffusionEngine:
     @property
     def stats(self) -> StageStats:
         running, model = sum(job.opened > 0 for job in self.jobs.values()), self.model
+        steps = self.runner.step_cache
         open_steps = sum(s.steps.done for job in self.jobs.values() for s in job.sessions.values())
         return StageStats(
             running=running,
@@ -145,12 +147,13 @@ class DiffusionEngine:
             host_memory=resident_bytes(),
             offload_bytes=dict(model.weights.moved) if model else {},
             offload_late=model.weights.late if model else {},
-            cache_queries=self._cached(model.cache_queries if model else {}, self.encoded.queries),
-            cache_hits=self._cached(model.cache_hits if model else {}, self.encoded.hits),
+            cache_queries=self._cached(model.cache_queries if model else {}, self.encoded.queries, steps.queries),
+            cache_hits=self._cached(model.cache_hits if model else {}, self.encoded.hits, steps.hits),
         )
 
-    def _cached(self, others: Mapping[str, int], own: int) -> dict[str, int]:
-        return {**others, "prompt_cache": own} if self.encoded.limit else dict(others)
+    def _cached(self, others: Mapping[str, int], prompts: int, steps: int) -> dict[str, int]:
+        counts = {"prompt_cache": prompts} if self.encoded.limit else {}
+        return {**others, **counts, **({"first_block": steps} if self.runner.step_cache.used else {})}
 
     @property
     def busy(self) -> bool:
@@ -265,7 +268,7 @@ class DiffusionEngine:
                 self.weights.wake()
             elif self.asleep == 2:
                 self.model = Model.load(self.config, self.device, self.given)
-                self.runner.weights = self.weights
+                self.runner.weights, self.runner.step_cache = self.weights, self.loaded.step_cache
                 self.settings = replace(self.settings, components=self.components)
         except torch.OutOfMemoryError as error:
             release(self.device)
@@ -280,6 +283,7 @@ class DiffusionEngine:
             and call.method in component.main
             and call.method != "encode"  # an autoencoder's encode returns a distribution: no batch axis to split
             and component.name not in self.runner.unmergeable
+            and component.name not in self.runner.step_cache
         )
 
     # The life of a job: admitted (its sessions are opened), run, ended.
@@ -383,6 +387,7 @@ class DiffusionEngine:
     def _close(self, job: Job, session: Session) -> None:
         """Of an output or a preview. The preview of an output ends with it."""
         self.scheduler.forget(session)
+        self.runner.step_cache.forget(session)
         self.scheduler.submit(self.encoded.forget(session))
         session.cancel()
         before = dict(job.seconds)

@@ -16,6 +16,7 @@ from polymux.diffusion.adapters import Adapters
 from polymux.diffusion.attention import AttentionChoice, choose_attention
 from polymux.diffusion.component import Component, components_of
 from polymux.diffusion.pipeline_call import declared_family
+from polymux.diffusion.step_cache import StepCache
 from polymux.engine.cached_loader import cached_loader
 from polymux.families.base import Family
 from polymux.loading import auto_dtype, load_pipeline
@@ -34,6 +35,7 @@ class Model:
     weights: Residency
     adapters: Adapters
     attention: AttentionChoice
+    step_cache: StepCache
     cache_queries: Dict[str, int] = field(default_factory=dict)  # what was looked for while it was loaded, by cache
     cache_hits: Dict[str, int] = field(default_factory=dict)
 
@@ -58,15 +60,18 @@ class Model:
         family = declared_family(pipeline)
         components = tuple(components_of(pipeline.components.items(), family.denoisers))
         attention = choose_attention(*attention_choice(config.attention), components, device)
+        step_cache = StepCache.apply(config.caches.threshold, components)
         tenants = [Tenant(c.name, c.role, c.module, family.blocks if c.role == "denoiser" else ()) for c in components]
         weights = place(tenants, config.memory, device, mappings=dict(mappings or {}))
         for component in components:
             component.attach()
-        return cls(pipeline, family, components, weights, Adapters(pipeline, components, config.adapters), attention)
+        adapters = Adapters(pipeline, components, config.adapters)
+        return cls(pipeline, family, components, weights, adapters, attention, step_cache)
 
     def close(self) -> None:
         """Give everything back. The pipeline, if somebody still has it, is without the weights that were moved."""
         for component in self.components:
             component.detach()
         self.attention.undo()
+        self.step_cache.undo()
         self.weights.close()
