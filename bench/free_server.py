@@ -20,12 +20,13 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from polymux import request as nouns
-from polymux.config import EngineConfig, ServerConfig
+from polymux.config import EngineConfig
 from polymux.engine.process import main as stage_main
 from polymux.omni import AsyncOmni
 from polymux.orchestrator.stage_client import ProcessStage
 from polymux.server.run import http_config
 from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 
 SIZE = 64  # pixels
 PIXELS = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8).tobytes()

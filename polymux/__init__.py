@@ -4,7 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 from polymux.attention import AttentionConfig, AttentionSpec
 from polymux.errors import PolymuxError
-from polymux.request import LoRARequest, OmniDiffusionSamplingParams, Progress
+from polymux.request import (
+    LoRARequest,
+    OmniDiffusionSamplingParams,
+    OutputChunk,
+    Progress,
+    SamplingParams,
+    SoundPiece,
+)
 from polymux.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -22,8 +29,11 @@ __all__ = [
     "OmniDiffusionSamplingParams",
     "OmniPreview",
     "OmniRequestOutput",
+    "OutputChunk",
     "PolymuxError",
     "Progress",
+    "SamplingParams",
+    "SoundPiece",
     "__version__",
 ]
 

@@ -1,14 +1,14 @@
 """Every knob, defined once.
 
-A knob is a field of one of the frozen dataclasses below; `polymux.knobs` says how. The CLI's flags, `Omni`'s keyword
-arguments and the stage process's settings are all made from these definitions. "auto" stays "auto" here: whoever
-resolves it makes a new value and keeps it to itself. This is also the only module that reads the environment.
+A knob is a field of one of the frozen dataclasses below, or, for the server, of those in `polymux.server_config`;
+`polymux.knobs` says how. The CLI's flags, `Omni`'s keyword arguments and the stage process's settings are all made from
+these definitions. "auto" stays "auto" here: whoever resolves it makes a new value and keeps it to itself. This is also
+the only module that reads the environment.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import math
 import os
 import re
@@ -22,6 +22,7 @@ import msgspec
 from polymux.attention import BACKENDS, AttentionConfig, AttentionSpec
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, build, knob
+from polymux.server_config import AccessConfig, ServerConfig
 
 DTYPES = ("auto", "bf16", "fp16", "fp32")
 
@@ -44,6 +45,9 @@ class ModelConfig(Checked):
     model_class_name: str | None = knob(None, "pipeline class of diffusers to use in place of the checkpoint's own")
     diffusers_load_kwargs: dict[str, Any] = knob({}, "passed on to from_pretrained", metavar="JSON")
     diffusers_call_kwargs: dict[str, Any] = knob({}, "passed on to every pipeline call", metavar="JSON")
+    frame_interpolation_model_path: str | None = knob(
+        None, "weights of the network that puts frames between a video's frames: a file, a folder, or a hub id"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +115,8 @@ class MemoryConfig(Checked):
     enable_distributed_layerwise_offload: bool = knob(
         False, "layerwise, for several ranks or several engines of one host"
     )
+    vae_use_tiling: bool = knob(False, "the autoencoder works on large pictures and videos tile by tile")
+    vae_use_slicing: bool = knob(False, "the autoencoder works on one picture of a batch at a time")
     gpu_memory_limit_gib: float | Literal["auto"] | None = knob(
         None, "use at most this much device memory and choose what to offload; auto: what is free", minimum=0
     )
@@ -249,9 +255,32 @@ class CacheConfig(Checked):
                 raise ConfigError(f"cache_config: threshold={value!r}: must be a number from 0", param="cache_config")
 
     @property
+    def prompt_bytes(self) -> int:
+        return int(self.prompt_cache_gib * 2**30)
+
+    @property
     def threshold(self) -> float | None:
         """Of the first-block cache; None: there is none."""
         return None if self.cache_backend == "none" else float(self.cache_config.get("threshold", 0.05))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechConfig(Checked):
+    """Speech: what some models that speak need beside their checkpoint (docs/speech.md)"""
+
+    vocoder: str | None = knob(
+        None, "folder or hub id of the vocoder or codec (default: in the checkpoint's own folder)", metavar="MODEL"
+    )
+    voice_path: str | None = knob(
+        None, "folder of voices, a file NAME.npy with a vector for each (default: voices/ in the checkpoint)",
+        metavar="DIR",
+    )  # fmt: skip
+
+    def check_unused(self) -> None:
+        """Raise ConfigError if one is set: the model is not one that speaks."""
+        for f in dataclasses.fields(self):
+            if getattr(self, f.name) is not None:
+                raise ConfigError(f"{_flag(f.name)} acts only on models that speak", param=f.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +296,7 @@ class EngineConfig:
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
     attention: AttentionChoiceConfig = field(default_factory=AttentionChoiceConfig)
     caches: CacheConfig = field(default_factory=CacheConfig)
+    speech: SpeechConfig = field(default_factory=SpeechConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
@@ -280,148 +310,6 @@ class EngineConfig:
     def from_flat(cls, **values: Any) -> EngineConfig:
         """From keyword arguments as `Omni(...)` takes them. Raises ConfigError on an unknown or impossible one."""
         return build(cls, values)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilesConfig(Checked):
-    """Files: pictures that clients fetch by a URL"""
-
-    image_url_ttl: float = knob(3600.0, "seconds that the URL of a picture works", minimum=1)
-    image_url_bytes: int = knob(
-        256 * 2**20, "bytes of the pictures that are kept for their URLs, in memory; the oldest go first", minimum=1024
-    )
-    public_url: str | None = knob(
-        None, "where clients reach the server, for those URLs (default: where the request was sent to)", metavar="URL"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.public_url is not None and not _PUBLIC_URL.fullmatch(self.public_url):
-            what = f"{self.public_url!r}: must be http(s)://HOST[:PORT][/PATH]"
-            raise ConfigError(f"public_url={what}", param="public_url")
-
-
-_PUBLIC_URL = re.compile(r"https?://[^/?#@\s]+(?:/[^?#\s]*)?")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MediaConfig(Checked):
-    """Media: what requests may bring, and from where it may be fetched"""
-
-    max_media_bytes: int = knob(32 * 2**20, "bytes of one file that a request brings or names", minimum=1024)
-    max_input_image_size: int = knob(
-        7680 * 4320, "pixels of one input picture", minimum=1, maximum=178_956_970
-    )  # more, and Pillow refuses by itself
-    media_fetch: bool = knob(True, "fetch nothing that a request names by an http(s) URL", flag="--no-media-fetch")
-    media_fetch_timeout: float = knob(15.0, "seconds that one fetch may take, redirects included", minimum=0.1)
-    max_media_redirects: int = knob(5, "redirects that one fetch follows", minimum=0, maximum=20)
-    allowed_media_domains: tuple[str, ...] = knob(
-        (), "fetch from these hosts only; *.HOST: from all below it (default: from any)", metavar="HOST"
-    )
-    allowed_media_networks: tuple[str, ...] = knob(
-        (), "networks that are fetched from although they are private, such as 10.1.0.0/16", metavar="NETWORK"
-    )
-    allowed_local_media_path: str | None = knob(
-        None, "folder whose files requests may name (default: none)", metavar="DIR"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for network in self.allowed_media_networks:
-            try:
-                ipaddress.ip_network(network)
-            except ValueError as error:
-                raise ConfigError(f"allowed_media_networks: {error}", param="allowed_media_networks") from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class HttpConfig(Checked):
-    """Connections: what they may cost, and how long they may take"""
-
-    max_connections: int = knob(1000, "open connections; more are refused with 503", minimum=1)
-    max_header_bytes: int = knob(16384, "bytes of a request's line and headers", minimum=1024)
-    max_body_bytes: int = knob(32 * 2**20, "bytes of a request body", minimum=1024)
-    max_total_body_bytes: int = knob(
-        2**30, "bytes of the bodies of all requests under way; more are refused with 503", minimum=1024
-    )
-    max_json_depth: int = knob(32, "levels of a JSON body", minimum=2, maximum=100)
-    max_json_values: int = knob(10_000, "values in a JSON body", minimum=100)
-    receive_timeout: float = knob(
-        60.0, "seconds that a request's headers, and then its body, may take to arrive", minimum=0.1
-    )
-    request_timeout: float | None = knob(
-        None,
-        "seconds until a request that is not done is given up (default: only those of x-request-timeout)",
-        minimum=0,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AccessConfig(Checked):
-    """Access: who may use the server, from which pages, and whether the line is encrypted"""
-
-    api_key: tuple[str, ...] = knob(
-        (), "a key that requests must bring; others on this machine can see it, as they cannot in --api-key-file or "
-        "POLYMUX_API_KEY", metavar="KEY", secret=True
-    )  # fmt: skip
-    api_key_file: str | None = knob(None, "file of keys, one a line", metavar="FILE")
-    metrics_without_api_key: bool = knob(False, "GET /metrics needs no key")
-    cors_allow_origins: tuple[str, ...] = knob(
-        (), "origins, such as https://example.com, whose pages may use the server; *: any", metavar="ORIGIN"
-    )
-    ssl_certfile: str | None = knob(None, "certificate chain; the server then speaks https", metavar="FILE")
-    ssl_keyfile: str | None = knob(None, "private key, if it is not in the file of the certificate", metavar="FILE")
-    ssl_ca_certs: str | None = knob(None, "clients must show a certificate of one of these CAs", metavar="FILE")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for origin in self.cors_allow_origins:
-            if not _ORIGIN.fullmatch(origin):
-                what = f"{origin!r}: must be SCHEME://HOST or SCHEME://HOST:PORT in lower case, null, or *"
-                raise ConfigError(f"cors_allow_origins: {what}", param="cors_allow_origins")
-        for name in ("ssl_keyfile", "ssl_ca_certs"):
-            if getattr(self, name) is not None and self.ssl_certfile is None:
-                raise ConfigError(f"{_flag(name)} acts only with --ssl-certfile", param=name)
-
-
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+|null|\*")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdapterFilesConfig(Checked):
-    """Adapter files: which LoRA files clients may use"""
-
-    allowed_lora_path: tuple[str, ...] = knob((), "folders whose LoRA files requests may name", metavar="DIR")
-
-
-@dataclass(frozen=True, kw_only=True)
-class VideoConfig(Checked):
-    """Videos: where jobs and their files are kept, how long, and how many (docs/video.md)"""
-
-    video_dir: str | None = knob(
-        None, "folder of video jobs and their files (default: in the user's data folder)", metavar="DIR"
-    )
-    video_ttl: float = knob(86400.0, "seconds that an ended job and its file are kept; 0: for ever", minimum=0)
-    video_max_jobs: int = knob(1000, "jobs that are kept; at as many, new ones are refused", minimum=1)
-    video_max_bytes: int = knob(
-        20 * 2**30, "bytes of all files that are kept; at as many, new jobs are refused", minimum=1
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerConfig(Checked):
-    """Server: how clients reach it"""
-
-    host: str = knob("127.0.0.1", "address to listen on")
-    port: int = knob(8000, "port to listen on; 0 picks a free one and prints it", minimum=0, maximum=65535)
-    served_model_name: str | None = knob(None, "name that clients use (default: the model as given)")
-    log_requests: bool = knob(False, "log what requests ask for, their prompts too, shortened and without media")
-    http: HttpConfig = field(default_factory=HttpConfig)
-    access: AccessConfig = field(default_factory=AccessConfig)
-    media: MediaConfig = field(default_factory=MediaConfig)
-    video: VideoConfig = field(default_factory=VideoConfig)
-    files: FilesConfig = field(default_factory=FilesConfig)
-    adapter_files: AdapterFilesConfig = field(default_factory=AdapterFilesConfig)
 
 
 def hub_offline() -> bool:

@@ -55,9 +55,9 @@ class PolymuxError(Exception):
     retry_after_s: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = _encodable(message)
+        self.param = _encodable(param) if param is not None else None
+        super().__init__(self.message)
         if retry_after_s is not None:
             self.retry_after_s = retry_after_s
 
@@ -196,6 +196,11 @@ class OutOfMemoryError(GenerationError):
 
 class NonFiniteOutputError(GenerationError):
     code = "non_finite_output"
+
+
+def _encodable(text: str) -> str:
+    """Lone surrogates escaped: a text that quotes them could neither be sent nor logged."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _tree(cls: type[PolymuxError]) -> list[type[PolymuxError]]:

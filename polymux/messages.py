@@ -12,7 +12,17 @@ import msgspec
 
 from polymux.config import EngineConfig
 from polymux.errors import ErrorInfo, PayloadTooLargeError
-from polymux.request import Capabilities, Failed, Finished, OutputChunk, Preview, Progress, Request, StageStats
+from polymux.request import (
+    Capabilities,
+    Failed,
+    Finished,
+    OutputChunk,
+    Preview,
+    Progress,
+    Request,
+    SoundPiece,
+    StageStats,
+)
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -30,7 +40,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):
-    """An OutputChunk of this request is used up: the stage may send another one."""
+    """An OutputChunk or SoundPiece of this request is used up: the stage may send another one."""
 
     request_id: str
 
@@ -79,7 +89,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
 
 
 ToStage = Start | Add | Abort | Taken | Sleep | WakeUp | Stop
-FromStage = Ready | Fatal | Slept | Awake | Stats | Progress | Preview | OutputChunk | Finished | Failed
+FromStage = Ready | Fatal | Slept | Awake | Stats | Progress | Preview | OutputChunk | SoundPiece | Finished | Failed
 
 LENGTH = struct.Struct("!I")
 MAX_BODY = 2**32 - 1

@@ -25,7 +25,7 @@ from polymux.orchestrator.admission import room
 from polymux.orchestrator.launch import MakeStage
 from polymux.orchestrator.orchestrator import Orchestrator, Status
 from polymux.orchestrator.stage_client import ProcessStage
-from polymux.prompts import Prompt, request_of
+from polymux.prompts import Params, Prompt, request_of
 from polymux.request import (
     Capabilities,
     Finished,
@@ -35,6 +35,8 @@ from polymux.request import (
     Preview,
     Progress,
     Request,
+    SamplingParams,
+    SoundPiece,
 )
 
 
@@ -89,7 +91,7 @@ class AsyncOmni:
     async def generate(
         self,
         prompt: Prompt,
-        sampling_params: OmniDiffusionSamplingParams | None = None,
+        sampling_params: Params | None = None,
         *,
         request_id: str | None = None,
         partial_images: int = 0,
@@ -104,12 +106,13 @@ class AsyncOmni:
     def stream(
         self,
         prompt: Prompt,
-        sampling_params: OmniDiffusionSamplingParams | None = None,
+        sampling_params: Params | None = None,
         *,
         request_id: str | None = None,
-    ) -> AsyncGenerator[Progress | OutputChunk | OmniRequestOutput]:
+    ) -> AsyncGenerator[Progress | OutputChunk | SoundPiece | OmniRequestOutput]:
         """`generate`, for whoever uses frames up as they come: large arrays come as `OutputChunk`s, and are not in the
-        output. The stage goes on when a chunk is used up, that is when the next event is asked for.
+        output; the sound of models that speak comes as `SoundPiece`s, sentence by sentence. The stage goes on when a
+        chunk or piece is used up, that is when the next event is asked for.
 
         The request is sent, or refused, before this returns. Iterate, or end it with `abort`.
         """
@@ -124,6 +127,8 @@ class AsyncOmni:
                 match event:
                     case OutputChunk():
                         chunks.add(event)
+                    case SoundPiece():
+                        chunks.add_sound(event)
                     case Finished():
                         yield output_of(request, event, chunks)
                     case Preview():
@@ -133,19 +138,19 @@ class AsyncOmni:
 
     async def _outputs(
         self, request: Request, events: AsyncGenerator[News | Finished]
-    ) -> AsyncGenerator[Progress | OutputChunk | OmniRequestOutput]:
+    ) -> AsyncGenerator[Progress | OutputChunk | SoundPiece | OmniRequestOutput]:
         async with contextlib.aclosing(events):
             async for event in events:
                 match event:
                     case Finished():
                         yield output_of(request, event)
-                    case Progress() | OutputChunk():
+                    case Progress() | OutputChunk() | SoundPiece():
                         yield event
 
     def _request(
         self,
         prompt: Prompt,
-        sampling_params: OmniDiffusionSamplingParams | None,
+        sampling_params: Params | None,
         request_id: str | None,
         partial_images: int = 0,
     ) -> Request:
@@ -248,7 +253,7 @@ class Omni:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: OmniDiffusionSamplingParams | Sequence[OmniDiffusionSamplingParams] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
         *,
         use_tqdm: bool = False,
     ) -> list[OmniRequestOutput]:
@@ -314,7 +319,7 @@ def _abandon(omni: AsyncOmni, loop: LoopThread, owner: int) -> None:
 
 def _requests_of(
     prompts: Prompt | Sequence[Prompt],
-    sampling_params: OmniDiffusionSamplingParams | Sequence[OmniDiffusionSamplingParams] | None,
+    sampling_params: Params | Sequence[Params] | None,
 ) -> list[Request]:
     if isinstance(prompts, (str, dict)):
         each: list[Prompt] = [prompts]
@@ -324,11 +329,12 @@ def _requests_of(
         what = f"prompts is a {type(prompts).__name__}: must be a str, a dict, or a list of these"
         raise InvalidRequestError(what, param="prompt")
     if isinstance(sampling_params, (list, tuple)):
-        params: list[OmniDiffusionSamplingParams | None] = list(sampling_params)
-    elif sampling_params is None or isinstance(sampling_params, OmniDiffusionSamplingParams):
+        params: list[Params | None] = list(sampling_params)
+    elif sampling_params is None or isinstance(sampling_params, (OmniDiffusionSamplingParams, SamplingParams)):
         params = [sampling_params] * len(each)
     else:
-        what = f"sampling_params is a {type(sampling_params).__name__}: must be OmniDiffusionSamplingParams, or a list"
+        allowed = "must be OmniDiffusionSamplingParams or SamplingParams, or a list"
+        what = f"sampling_params is a {type(sampling_params).__name__}: {allowed}"
         raise InvalidRequestError(what, param="sampling_params")
     if len(params) != len(each):
         what = f"{len(params)} sampling_params for {len(each)} prompts: must be one, or as many"

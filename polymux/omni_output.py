@@ -9,7 +9,7 @@ from PIL import Image
 
 from polymux.errors import PolymuxError
 from polymux.media.wire import Array, from_wire
-from polymux.request import Finished, Modality, OutputChunk, Preview, Request, RequestMetrics
+from polymux.request import Finished, Modality, OutputChunk, Preview, Request, RequestMetrics, SoundPiece
 
 
 @dataclass(kw_only=True)
@@ -56,6 +56,11 @@ class ChunkCollector:
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[int, int], Array] = {}  # by output and medium
+        self._sound: list[Array] = []
+
+    def add_sound(self, piece: SoundPiece) -> None:
+        """Pieces of sound come without gaps, and make one array."""
+        self._sound.append(samples_of(piece))
 
     def add(self, chunk: OutputChunk) -> None:
         rows = rows_of(chunk)
@@ -66,12 +71,18 @@ class ChunkCollector:
 
     def media_of(self, output: int) -> list[Array]:
         """The arrays of one output, in order."""
-        return [self._arrays[key] for key in sorted(self._arrays) if key[0] == output]
+        sound = [np.concatenate(self._sound, axis=1)] if self._sound and output == 0 else []
+        return [*(self._arrays[key] for key in sorted(self._arrays) if key[0] == output), *sound]
 
 
 def rows_of(chunk: OutputChunk) -> Array:
     """The rows as an array, which is not to be written to: it has no memory of its own."""
     return np.frombuffer(chunk.rows.data, chunk.rows.dtype).reshape(chunk.rows.shape)
+
+
+def samples_of(piece: SoundPiece) -> Array:
+    """The samples (channels, samples), which are not to be written to: they have no memory of their own."""
+    return np.frombuffer(piece.samples.data, piece.samples.dtype).reshape(piece.samples.shape)
 
 
 def output_of(request: Request, finished: Finished, chunks: ChunkCollector | None = None) -> OmniRequestOutput:

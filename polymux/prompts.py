@@ -15,7 +15,7 @@ from PIL import Image
 
 from polymux.errors import InvalidRequestError
 from polymux.media.wire import Array, to_wire
-from polymux.request import Media, OmniDiffusionSamplingParams, Request
+from polymux.request import Media, OmniDiffusionSamplingParams, Request, SamplingParams
 
 Medium = Image.Image | Array | tuple[Array, int]  # a picture; frames or sound; sound with its samples per second
 
@@ -29,6 +29,7 @@ class OmniPrompt(TypedDict, total=False):
 
 
 Prompt = str | OmniPrompt
+Params = OmniDiffusionSamplingParams | SamplingParams
 
 
 @runtime_checkable
@@ -41,14 +42,14 @@ class _Generator(Protocol):
     def get_state(self) -> Any: ...
 
 
-def request_of(
-    prompt: Prompt, params: OmniDiffusionSamplingParams | None, request_id: str, partial_images: int = 0
-) -> Request:
+def request_of(prompt: Prompt, params: Params | None, request_id: str, partial_images: int = 0) -> Request:
     """Raises InvalidRequestError for a prompt or parameters that are not even shaped like such."""
     fields = _fields_of(prompt)
-    params = OmniDiffusionSamplingParams() if params is None else params
+    sampling = _plain(params) if isinstance(params, SamplingParams) else None
+    if params is None or sampling is not None:
+        params = OmniDiffusionSamplingParams()
     if not isinstance(params, OmniDiffusionSamplingParams):
-        what = f"sampling_params is a {type(params).__name__}: must be OmniDiffusionSamplingParams"
+        what = f"sampling_params is a {type(params).__name__}: must be OmniDiffusionSamplingParams or SamplingParams"
         raise InvalidRequestError(what, param="sampling_params")
     negative = fields.get("negative_prompt")
     return Request(
@@ -57,6 +58,7 @@ def request_of(
         negative_prompt=params.negative_prompt if negative is None else negative,
         media=_media_of(fields.get("multi_modal_data") or {}),
         params=_portable(params),
+        sampling=sampling,
         partial_images=partial_images,
         generator_state=None if params.generator is None else _state_of(params.generator),
     )
@@ -131,6 +133,12 @@ def _portable(params: OmniDiffusionSamplingParams) -> OmniDiffusionSamplingParam
         elif field.name in ("sigmas", "timesteps") and isinstance(value, (list, np.ndarray)):
             changes[field.name] = tuple(v.item() if isinstance(v, np.generic) else v for v in value)
     return dataclasses.replace(params, **changes)
+
+
+def _plain(params: SamplingParams) -> SamplingParams:
+    """With plain numbers in place of numpy's."""
+    values = {f.name: getattr(params, f.name) for f in dataclasses.fields(params)}
+    return SamplingParams(**{name: v.item() if isinstance(v, np.generic) else v for name, v in values.items()})
 
 
 def _state_of(generator: Any) -> bytes:

@@ -50,8 +50,39 @@ class OmniDiffusionSamplingParams:
     timesteps: tuple[float, ...] | None = None
     max_sequence_length: int | None = None  # tokens of the prompt
     lora: tuple[LoRARequest, ...] = ()  # added up in this order
+    enable_frame_interpolation: bool = False  # put frames between the frames of a video, and raise its rate as much
+    frame_interpolation_exp: int = 1  # n frames become (n - 1) * 2^exp + 1
+    frame_interpolation_scale: float = 1.0  # of the frames, where motion is estimated: below 1 is cheaper
     output_type: Literal["pil", "np", "latent"] = "pil"
     extra_args: dict[str, Any] = field(default_factory=dict)  # the pipeline's own further arguments
+
+    @property
+    def frame_factor(self) -> int:
+        """How many times more frames per second come out than the model makes."""
+        return 1 << self.frame_interpolation_exp if self.enable_frame_interpolation else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to generate with a model that writes token by token, or speaks. None leaves a value to the checkpoint.
+
+    A field that the model does not take is an error, never ignored.
+    """
+
+    voice: str | None = None  # one of the model's own
+    language: str | None = None
+    instructions: str | None = None  # how to speak
+    speed: float | None = None  # 0.25..4: the finished sound is stretched in time, at the same pitch
+    seed: int | None = None  # None draws one; the output says which
+    seconds: float | None = None  # of sound, for models that make as much as is asked for
+    max_new_tokens: int | None = None  # for each sentence; speech that needs more is cut there
+    do_sample: bool | None = None
+    temperature: float | None = None  # 0: no sampling
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    guidance_scale: float | None = None
+    extra_args: dict[str, Any] = field(default_factory=dict)  # the model's own further arguments
 
 
 # What travels between processes: modes of pictures with their channels, types of arrays with their bytes per item.
@@ -88,6 +119,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     negative_prompt: str | None = None
     media: dict[str, list[Media]] = {}  # by the pipeline's argument name: image, mask_image, video, audio, ...
     params: OmniDiffusionSamplingParams = OmniDiffusionSamplingParams()
+    sampling: SamplingParams | None = None  # in place of params, for models that take these
     partial_images: int = 0  # previews of each output while it is made; fewer if it has fewer steps, or is quicker
     generator_state: bytes | None = None  # of params.generator, which itself does not travel
 
@@ -105,6 +137,7 @@ class RequestMetrics(msgspec.Struct, frozen=True):
     decode: float = 0.0
     total: float = 0.0
     steps: int = 0
+    text_tokens: int = 0  # of a text that was spoken
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -135,6 +168,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     metrics: RequestMetrics
     fps: float | None = None
     sample_rate: int | None = None
+    sound_seconds: float = 0.0  # of what came in SoundPieces
 
 
 class OutputChunk(msgspec.Struct, frozen=True, tag="chunk"):
@@ -152,6 +186,14 @@ class OutputChunk(msgspec.Struct, frozen=True, tag="chunk"):
     rows: ArrayData
 
 
+class SoundPiece(msgspec.Struct, frozen=True, tag="sound_piece"):
+    """The next samples of a request's sound, which are all there is of them: Finished does not hold the sound."""
+
+    request_id: str
+    sentence: int  # which sentence of the text they are of
+    samples: ArrayData  # (channels, samples), with their rate
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """A request ended without output."""
 
@@ -159,7 +201,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: ErrorInfo
 
 
-News = Progress | Preview | OutputChunk  # what comes before the end of a request
+News = Progress | Preview | OutputChunk | SoundPiece  # what comes before the end of a request
 Event = News | Finished | Failed
 
 
@@ -237,6 +279,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     previews: bool = False  # if not, refused["partial_images"] says why
     merges: bool = False
     lora: bool = False  # whether requests may name adapters
+    frame_interpolation: bool = False  # whether there is a network for it
+    samples: bool = False  # takes SamplingParams, in place of those of diffusion
+    voices: tuple[str, ...] = ()  # of a model that speaks; the first one speaks unless a request names another
+    languages: tuple[str, ...] = ()  # that a request may name
+    max_new_tokens: int | None = None  # of one sentence, or of the whole sound if it does not speak
+    extra: tuple[str, ...] = ()  # of the arguments, those that extra_args may hold, where that is known
     device: str = "cpu"
     dtype: str = "float32"
     parameters: int = 0

@@ -24,28 +24,45 @@ from polymux.request import (
     OmniDiffusionSamplingParams,
     Request,
 )
+from polymux.sampling import check_sampling, sampling_of
 
 SEEDS = 2**64  # torch takes seeds below this
 MAX_PARTIAL_IMAGES = 3  # per output, as in OpenAI's API
 MAX_NESTING = 16
 MAX_LORAS = 8  # of one request
 MAX_LORA_SCALE = 100
+MAX_NAME = 100  # characters of a name in a message
+MAX_INTERPOLATION_EXP = 4  # 16 frames for one
+INTERPOLATION_SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 MAX_SCALE = 1000  # far beyond what makes sense, and far below what overflows in half precision
 
 # Answered by the engine, so no pipeline needs to take them. All other fields are arguments of the pipeline.
-_ENGINE_FIELDS = {"lora", "seed", "generator", "num_outputs_per_prompt", "output_type", "extra_args"}
+INTERPOLATION = ("enable_frame_interpolation", "frame_interpolation_exp", "frame_interpolation_scale")
+_ENGINE_FIELDS = {
+    *("lora", "seed", "generator", "num_outputs_per_prompt", "output_type", "extra_args"),
+    *INTERPOLATION,
+}
 ARGUMENT_FIELDS = tuple(f.name for f in dataclasses.fields(OmniDiffusionSamplingParams) if f.name not in _ENGINE_FIELDS)
 _FINITE = ("guidance_scale", "guidance_scale_2", "true_cfg_scale")
 
 
 def validate(request: Request, capabilities: Capabilities, limits: LimitsConfig) -> None:
     """Raises InvalidRequestError with the field, its value and what is allowed."""
-    params = request.params
     _check_texts(request, limits)
+    if capabilities.samples:
+        if request.prompt is None or not request.prompt.strip():
+            raise InvalidRequestError("prompt is empty", param="prompt")
+        check_sampling(sampling_of(request, capabilities), capabilities, limits)
+        return
+    if request.sampling is not None:
+        what = f"{capabilities.pipeline} takes OmniDiffusionSamplingParams, not SamplingParams"
+        raise InvalidRequestError(f"sampling_params: {what}", param="sampling_params")
+    params = request.params
     _check_extra_args(params.extra_args, capabilities)
     _check_names(request, capabilities)
     check_size(params, capabilities, limits)
     _check_frames(params, capabilities, limits)
+    _check_interpolation(params, capabilities, limits)
     _check_seconds(params, capabilities, limits)
     _check_counts(params, capabilities, limits)
     _check_scales(params)
@@ -72,7 +89,8 @@ def negative_prompt(request: Request) -> str | None:
 
 
 def refuse(name: str, value: Any, why: str) -> InvalidRequestError:
-    """The error for a field that has the wrong value. Long values are cut."""
+    """The error for a field that has the wrong value. Long values are cut, and so are names that clients make up."""
+    name = name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..."
     return InvalidRequestError(f"{name}={reprlib.repr(value)}: {why}", param=name)
 
 
@@ -100,10 +118,10 @@ def _check_names(request: Request, capabilities: Capabilities) -> None:
     given = given_arguments(request)
     takes = {*capabilities.arguments, *capabilities.media}
     for name, value in given.items():
-        if name in capabilities.refused and value != 0:  # a scale of zero asks for what happens anyway
+        if name in capabilities.refused and not _asks_for_nothing(name, value):
             raise _refuse_argument(request, name, value, capabilities.refused[name])
         if name not in takes:
-            honoured = sorted(takes - capabilities.refused.keys())
+            honoured = sorted(takes - capabilities.refused.keys() - _ENGINE_FIELDS)
             why = f"{capabilities.pipeline} does not take it; it takes {', '.join(honoured)}"
             raise _refuse_argument(request, name, value, why)
     if request.params.output_type == "latent" and "output_type" not in capabilities.arguments:
@@ -111,6 +129,11 @@ def _check_names(request: Request, capabilities: Capabilities) -> None:
     for name in capabilities.required:
         if name not in given:
             raise InvalidRequestError(f"{name} is missing: {capabilities.pipeline} needs it", param=name)
+
+
+def _asks_for_nothing(name: str, value: Any) -> bool:
+    """Whether that is what happens anyway: a scale of zero, and a guidance scale of one."""
+    return bool(value == 0 or (name in _FINITE and value == 1))
 
 
 def _refuse_argument(request: Request, name: str, value: Any, why: str) -> InvalidRequestError:
@@ -144,6 +167,41 @@ def _check_frames(params: OmniDiffusionSamplingParams, capabilities: Capabilitie
             raise refuse("num_frames", params.num_frames, f"{why} or {near + capabilities.frames_multiple}")
     if params.fps is not None and (not _is_finite(params.fps) or params.fps <= 0):
         raise refuse("fps", params.fps, "must be a finite number above 0")
+    if params.fps is not None and capabilities.modality == "video" and capabilities.sample_rate is not None:
+        frames = params.num_frames or capabilities.defaults.get("num_frames", limits.max_num_frames)
+        if frames / params.fps > limits.max_audio_seconds:
+            allowed = f"allowed are {limits.max_audio_seconds:g} seconds with sound (--max-audio-seconds)"
+            raise refuse("fps", params.fps, f"{frames} frames last {frames / params.fps:g} seconds: {allowed}")
+
+
+def _check_interpolation(params: OmniDiffusionSamplingParams, capabilities: Capabilities, limits: LimitsConfig) -> None:
+    switch, exp, scale = INTERPOLATION
+    if type(params.enable_frame_interpolation) is not bool:
+        raise refuse(switch, params.enable_frame_interpolation, "must be true or false")
+    _check_integer(exp, params.frame_interpolation_exp, 1, MAX_INTERPOLATION_EXP)
+    if not _is_finite(params.frame_interpolation_scale) or params.frame_interpolation_scale not in INTERPOLATION_SCALES:
+        raise refuse(
+            scale, params.frame_interpolation_scale, f"allowed are {', '.join(map(str, INTERPOLATION_SCALES))}"
+        )
+    if not params.enable_frame_interpolation:
+        for name, value, plain in (
+            (exp, params.frame_interpolation_exp, 1),
+            (scale, params.frame_interpolation_scale, 1),
+        ):
+            if value != plain:
+                raise refuse(name, value, f"acts only with {switch}")
+        return
+    if capabilities.modality != "video":
+        raise refuse(switch, True, f"{capabilities.pipeline} makes {capabilities.modality}, not video")
+    if not capabilities.frame_interpolation:
+        raise refuse(switch, True, "there is no network for it; --frame-interpolation-model-path names one")
+    if params.output_type == "latent":
+        raise refuse(switch, True, "cannot be combined with output_type='latent'")
+    made = params.num_frames or capabilities.defaults.get("num_frames", 1)
+    frames = (made - 1) * params.frame_factor + 1
+    if frames > limits.max_num_frames:
+        what = f"makes {frames} frames of {made}, allowed are {limits.max_num_frames} (--max-num-frames)"
+        raise refuse(exp, params.frame_interpolation_exp, what)
 
 
 def _check_seconds(params: OmniDiffusionSamplingParams, capabilities: Capabilities, limits: LimitsConfig) -> None:
@@ -151,6 +209,9 @@ def _check_seconds(params: OmniDiffusionSamplingParams, capabilities: Capabiliti
         return
     if not _is_finite(params.seconds) or params.seconds <= 0:
         raise refuse("seconds", params.seconds, "must be a finite number above 0")
+    rate = capabilities.sample_rate
+    if rate is not None and params.seconds * rate < 1:
+        raise refuse("seconds", params.seconds, f"must last for a sample, of which there are {rate} per second")
     if params.seconds > limits.max_audio_seconds:
         raise refuse("seconds", params.seconds, f"allowed are {limits.max_audio_seconds:g} (--max-audio-seconds)")
     if capabilities.max_seconds is not None and params.seconds > capabilities.max_seconds:
@@ -254,16 +315,21 @@ def _check_marks(request: Request, capabilities: Capabilities) -> None:
 
 
 def _check_extra_args(extra: dict[str, Any], capabilities: Capabilities) -> None:
-    if not isinstance(extra, dict) or not all(isinstance(key, str) for key in extra):
+    if not isinstance(extra, dict) or not all(isinstance(key, str) and _encodable(key) for key in extra):
         raise refuse("extra_args", extra, "must be a dict with argument names as keys")
     for name, value in extra.items():
-        if name in ARGUMENT_FIELDS or name in _ENGINE_FIELDS or name == "prompt":
+        if not is_extra(name):
             raise refuse(f"extra_args.{name}", value, f"use the field {name}")
         if name in capabilities.media:
             raise InvalidRequestError(f"extra_args.{name}: give it as media", param=f"extra_args.{name}")
         if not _plain(value):
             allowed = "allowed are None, booleans, integers, finite numbers, strings, and lists and dicts of these"
             raise refuse(f"extra_args.{name}", value, allowed)
+
+
+def is_extra(name: str) -> bool:
+    """Whether an argument of the pipeline is one for `extra_args`, and has no field of its own."""
+    return name not in ARGUMENT_FIELDS and name not in _ENGINE_FIELDS and name != "prompt"
 
 
 def _check_integer(name: str, value: Any, low: int, high: int, flag: str = "") -> None:

@@ -56,6 +56,8 @@ class Load:
         async def one(record: Record, item: Item) -> None:
             await asyncio.sleep(start + record.due - time.perf_counter())
             async with places:
+                if self._settings.request_rate is None:  # a client sends its next request when it has its last answer
+                    record.due = time.perf_counter() - start
                 await self._request(record, item, start)
             ended(record)
 

@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sigmas", type=_numbers, metavar="X,X,...", help="noise levels, one per step")
     add("--timesteps", type=_numbers, metavar="X,X,...", help="timesteps, one per step")
     add("--max-sequence-length", type=int, metavar="N", help="tokens of the prompt")
+    _add_interpolation(asked)
     add("--extra-args", type=json_object, default={}, metavar="JSON", help="further arguments of the model's pipeline")
     add_config(parser, EngineConfig)
 
@@ -72,6 +73,16 @@ def _add_media(asked: argparse._ArgumentGroup) -> None:
         asked.add_argument(f"--{name.replace('_', '-')}", action="append", default=[], metavar="FILE", help=text)
     asked.add_argument("--media", action="append", default=[], type=_named, metavar="NAME=FILE", help="input for the "
         "argument of the model's pipeline that has this name; may be given several times")  # fmt: skip
+
+
+def _add_interpolation(asked: argparse._ArgumentGroup) -> None:
+    add = asked.add_argument
+    add("--enable-frame-interpolation", action="store_true", help="put frames between the frames of a video; needs "
+        "--frame-interpolation-model-path")  # fmt: skip
+    add("--frame-interpolation-exp", type=int, default=1, metavar="N", help="n frames become (n - 1) * 2^N + 1, at 2^N "
+        "times the rate (default: 1)")  # fmt: skip
+    add("--frame-interpolation-scale", type=float, default=1.0, metavar="X", help="of the frames, where motion is "
+        "estimated: 0.25, 0.5, 1, 2 or 4 (default: 1)")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,12 +98,17 @@ class Task:
     def for_model(self, can: Capabilities) -> tuple[OmniPrompt, OmniDiffusionSamplingParams]:
         """In the words of the loaded model. Raises InvalidRequestError."""
         self.target.check(can.modality, self.config.model.model)
-        if can.modality == "video" and self.target.needs_fps and can.fps is None and self.params.fps is None:
-            raise InvalidRequestError("the model does not say how many frames per second it makes", param="fps")
+        if can.modality == "video":
+            self.target.check_fps(self.fps(can.fps))
         prompt: OmniPrompt = {"prompt": self.prompt}
         if self.files:
             prompt["multi_modal_data"] = dict(media_for(self.files, can))
         return prompt, _params_for(self.params, can)
+
+    def fps(self, own: float | None) -> float | None:
+        """Of the file; `own` is how many the model makes of itself."""
+        made = self.params.fps or own
+        return None if made is None else made * self.params.frame_factor
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -102,12 +118,14 @@ def run(arguments: argparse.Namespace) -> int:
     config = build(EngineConfig, {"log_level": QUIET} | values)
     logs.configure(config.log)
     target, params = Target.of(arguments.output), sampling_params(arguments)
-    check_without_model(request_of(arguments.prompt, params, _REQUEST_ID), config.limits)
+    check_without_model(request_of(arguments.prompt, params, _REQUEST_ID), config)
     if params.seconds is not None and params.num_frames is not None:
         raise InvalidRequestError("it says the same as --num-frames: give one of them", param="seconds")
     modality = known_modality(config.model)
     if modality is not None:
         target.check(modality, config.model.model)
+    if modality == "video" and params.fps is not None:
+        target.check_fps(params.fps * params.frame_factor)
     task = Task(config, arguments.prompt, _files(arguments, config.limits), params, target)
     output, fps = asyncio.run(_generate(task))
     for path in write(output, target, fps):
@@ -124,17 +142,18 @@ def sampling_params(arguments: argparse.Namespace) -> OmniDiffusionSamplingParam
     return OmniDiffusionSamplingParams(width=width, height=height, **values)
 
 
-def check_without_model(request: Request, limits: LimitsConfig) -> None:
+def check_without_model(request: Request, config: EngineConfig) -> None:
     """Raises InvalidRequestError for what no model could take. Which arguments the model takes is not known yet."""
     takes_all = Capabilities(
         family=None,
         pipeline="the pipeline",
-        modality="image",
+        modality="video" if request.params.enable_frame_interpolation else "image",
         arguments=tuple(given_arguments(request)),
         required=(),
         media={},
+        frame_interpolation=config.model.frame_interpolation_model_path is not None,
     )
-    validate(request, takes_all, limits)
+    validate(request, takes_all, config.limits)
 
 
 def _files(arguments: argparse.Namespace, limits: LimitsConfig) -> list[InputFile]:
@@ -165,7 +184,7 @@ async def _generate(task: Task) -> tuple[OmniRequestOutput, float | None]:
                 async for event in events:
                     if isinstance(event, OmniRequestOutput):
                         bar.update((bar.total or bar.n) - bar.n)  # the last step is reported as the output
-                        return event, task.params.fps or event.fps
+                        return event, task.fps(omni.capabilities.fps)
                     if isinstance(event, Progress) and event.phase == "denoise":
                         bar.total = event.total or None
                         bar.update(event.step - bar.n)

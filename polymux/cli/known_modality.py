@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from polymux.config import ModelConfig
-from polymux.families import family_of
+from polymux.families import family_of, generate_family_of
 from polymux.families.base import UNKNOWN
 from polymux.request import Modality
 
@@ -23,8 +23,20 @@ def known_modality(config: ModelConfig) -> Modality | None:
     demo = config.model == DEMO
     folder = Path(str(resources.files("polymux") / "demo_model")) if demo else Path(config.model).expanduser()
     name = config.model_class_name or _class_in(folder)
-    family = family_of(name) if name is not None else UNKNOWN
+    if name is None:
+        sounding = generate_family_of(_model_class_in(folder))
+        return None if sounding is None else sounding.modality
+    family = family_of(name)
     return None if family is UNKNOWN else family.modality
+
+
+def _model_class_in(folder: Path) -> str:
+    """Of transformers; "": it is none."""
+    try:
+        names = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
+        return str(names[0])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
 
 
 def _class_in(folder: Path) -> str | None:

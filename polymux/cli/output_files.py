@@ -51,9 +51,17 @@ class Target:
             raise InvalidRequestError(f"{path.name!r}: must end in one of {every}", param="output")
         return cls(path)
 
-    @property
-    def needs_fps(self) -> bool:
-        return self.path is None or self.path.suffix.lower() != FRAMES
+    def check_fps(self, fps: float | None) -> None:
+        """Raises InvalidRequestError for frames per second that the file cannot have. For videos."""
+        format = "mp4" if self.path is None else video.video_format_of(self.path.name)
+        if format is None:
+            return
+        if fps is None:
+            raise InvalidRequestError("the model does not say how many it makes, and the file needs it", param="fps")
+        try:
+            video.check_fps(fps, format)
+        except ValueError as error:
+            raise InvalidRequestError(str(error), param="fps") from None
 
     def check(self, modality: Modality, model: str) -> None:
         """Raises InvalidRequestError if the model makes something that such a file does not hold."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 
 from polymux.cli.flags import add_config, given
-from polymux.config import EngineConfig, ServerConfig
+from polymux.config import EngineConfig
 from polymux.errors import ConfigError
 from polymux.knobs import build
+from polymux.server_config import ServerConfig
 
 HELP = "serve a model over HTTP, with OpenAI's API"
 USAGE = "polymux serve MODEL [flags]"

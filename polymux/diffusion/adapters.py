@@ -24,6 +24,7 @@ from polymux.request import LoRARequest
 log = logging.getLogger(__name__)
 
 SHOWN = 3  # names of layers in a message
+SHOWN_CHARACTERS = 300  # of an error that is passed on
 
 
 class Adapters:
@@ -50,11 +51,15 @@ class Adapters:
         Raises InvalidRequestError, with the model as it was: an unusable file, or one of which no layer fits.
         """
         chosen: dict[str, float] = {}
-        for one in [*self._standing, *asked]:
-            name = self._name_of(one)
-            if name in chosen:
-                raise InvalidRequestError("lora: the same adapter twice", param="lora")
-            chosen[name] = one.scale
+        try:
+            for one in [*self._standing, *asked]:
+                name = self._name_of(one)
+                if name in chosen:
+                    raise InvalidRequestError("lora: the same adapter twice", param="lora")
+                chosen[name] = one.scale
+        except InvalidRequestError:
+            self._make_room(busy)  # those before one that is unusable have been read
+            raise
         self._make_room({*busy, *chosen})
         # A scale of zero is no adapter, and such a request runs together with those that have none.
         return tuple((name, scale) for name, scale in chosen.items() if scale != 0)
@@ -72,7 +77,8 @@ class Adapters:
         if asked.component is None and len(several) < 2:
             return None
         if asked.component not in several:
-            allowed = f"this model has the denoisers {', '.join(several)}; name the one that it is for"
+            has = f"this model has the denoisers {', '.join(several)}; name the one that it is for"
+            allowed = has if several else "this model has one denoiser of another name; leave the component out"
             raise InvalidRequestError(f"lora.component={asked.component!r}: {allowed}", param="lora")
         return asked.component
 
@@ -86,10 +92,8 @@ class Adapters:
             raise ConfigError(f"LoRA needs the package peft: {error}") from None
         except Exception as error:  # the conversions of other formats raise whatever they stumble over
             self._remove(name)
-            raise InvalidRequestError(
-                f"lora {file.path.name!r}: 0 of {len(keys)} keys matched {type(self._pipeline).__name__}: {error}",
-                param="lora",
-            ) from None
+            what = f"lora {file.path.name!r}: 0 of {len(keys)} keys matched {type(self._pipeline).__name__}"
+            raise InvalidRequestError(f"{what}: {_short(error)}", param="lora") from None
         self._refresh()
         layers = {f"{c.name}.{path}" for c in self._components for path in c.tuned.layers_with(name)}
         self._check_match(file, name, layers)
@@ -149,3 +153,9 @@ class Adapters:
     def _refresh(self) -> None:
         for component in self._components:
             component.retune()
+
+
+def _short(error: Exception) -> str:
+    """What went wrong, and the first layer that it went wrong with: some list every layer of the model."""
+    first = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
+    return first if len(first) <= SHOWN_CHARACTERS else f"{first[:SHOWN_CHARACTERS]}..."

@@ -16,7 +16,8 @@ import torch
 from PIL import Image
 
 from polymux.diffusion.outputs import Array, RawOutput, finite_array
-from polymux.errors import NonFiniteOutputError
+from polymux.errors import GenerationError, NonFiniteOutputError
+from polymux.interpolation.frames import Smoothing
 from polymux.media.wire import to_wire
 from polymux.request import ArrayData, Media
 
@@ -47,11 +48,11 @@ class HostCopy:
     def run(self, raw: RawOutput, after: torch.cuda.Event | None, put: PutRows) -> list[Media]:
         """All media of the output; or none, if one is too large for a message: then `put` gets all of them, the sound
         first. Raises NonFiniteOutputError, what the device raises, and what `put` raises."""
-        items = [_Item(value, raw.frames, raw.channels_first) for value in _stacked(raw)]
+        items = [_Item(value, raw.frames, raw.channels_first, raw.smoothing) for value in _stacked(raw)]
         items += [_Item(value, False, False) for value in raw.sound]
         with self._beside(after):
             if all(item.nbytes <= self._chunk_bytes for item in items):
-                return [item.whole or self._rows(item, 0, len(item.value)) for item in items]
+                return [item.whole or self._rows(item, 0, item.shape[0]) for item in items]
             count = len(items) - len(raw.sound)
             for medium in [*range(count, len(items)), *range(count)]:
                 item = items[medium]
@@ -70,7 +71,7 @@ class HostCopy:
             yield
 
     def _rows(self, item: _Item, start: int, end: int) -> ArrayData:
-        value = item.value[start:end]
+        value = item.rows(start, end)
         if isinstance(value, torch.Tensor):
             value = self._to_host(_bytes_of(value, item.channels_first) if item.frames else value.detach().float())
         elif item.frames and value.dtype != np.uint8:
@@ -98,16 +99,26 @@ class HostCopy:
 class _Item:
     """One medium: its rows where they are, and its form as it travels."""
 
-    def __init__(self, value: Any, frames: bool, channels_first: bool) -> None:
+    def __init__(self, value: Any, frames: bool, channels_first: bool, smoothing: Smoothing | None = None) -> None:
         self.whole = to_wire(value) if isinstance(value, Image.Image) else None
         self.value = value if isinstance(value, torch.Tensor) else np.asarray(value)
         self.frames = frames and self.whole is None
         self.channels_first = self.frames and channels_first
+        self.smoothing = smoothing
         shape = tuple(self.value.shape)
+        if smoothing is not None:
+            if self.whole is not None or len(shape) != 4 or shape[1 if self.channels_first else 3] != 3:
+                raise GenerationError(f"no frames can be put between what the pipeline made, of shape {shape}")
+            shape = (smoothing.count(shape[0]), *shape[1:])
         self.shape = (shape[0], *shape[2:], shape[1]) if self.channels_first else shape
         width = 1 if self.frames else 4 if isinstance(value, torch.Tensor) else self.value.dtype.itemsize
         self.row_bytes = max(1, math.prod(self.shape[1:]) * width)
         self.nbytes = self.row_bytes * self.shape[0] if self.shape else width
+
+    def rows(self, start: int, end: int) -> Any:
+        if self.smoothing is None:
+            return self.value[start:end]
+        return self.smoothing.rows(self.value, start, end, self.channels_first)
 
 
 def _stacked(raw: RawOutput) -> list[Any]:

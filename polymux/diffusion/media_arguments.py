@@ -34,6 +34,8 @@ def media_arguments(media: dict[str, list[Media]], family: Family, sound: SoundS
             continue
         made = [_medium(from_wire(item), name, family) for item in items]
         values[name] = made[0] if len(made) == 1 and not name.endswith("s") else made  # images, reference_images
+    if isinstance(values.get("mask"), Image.Image) and isinstance(values.get("video"), list):
+        values["mask"] = [values["mask"]] * len(values["video"])  # a picture is the mask of every frame
     return values
 
 

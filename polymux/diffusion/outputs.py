@@ -16,6 +16,7 @@ from PIL import Image
 
 from polymux.diffusion.pipeline_call import OUTPUTS
 from polymux.errors import GenerationError, NonFiniteOutputError
+from polymux.interpolation.frames import Smoothing
 from polymux.media.wire import to_wire
 from polymux.request import Media, Modality
 
@@ -25,12 +26,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 @dataclass(frozen=True)
 class RawOutput:
     """What one session made. `frames`: `main` is one video, with eight bits per channel wanted of it; its axes are
-    (frames, height, width, channels), or with `channels_first` (frames, channels, height, width)."""
+    (frames, height, width, channels), or with `channels_first` (frames, channels, height, width). `smoothing`: frames
+    are to be put between those of the video."""
 
     main: list[Any]
     sound: list[Any]
     frames: bool = False
     channels_first: bool = False
+    smoothing: Smoothing | None = None
 
 
 def raw_output(result: Any, modality: Modality, as_pictures: bool, tensors: bool = False) -> RawOutput:

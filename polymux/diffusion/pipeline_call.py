@@ -57,7 +57,17 @@ MEDIA: dict[str, int] = {
 } | dict.fromkeys(SOUNDS, 1)
 
 # Set by the engine, or of a kind that a request cannot carry (tensors, functions).
-OWN = {"generator", "output_type", "return_dict", "output", "state", "latents", "audio_latents", *RATES.values()}
+OWN = {
+    "generator",
+    "output_type",
+    "return_dict",
+    "output",
+    "state",
+    "latents",
+    "audio_latents",
+    "attention_mask",  # of prompt_embeds
+    *RATES.values(),
+}
 OWN_ENDINGS = ("_embeds", "_embeds_mask", "_embeddings", "_attention_mask", "_latents", "_kwargs", "_per_prompt")
 OWN_BEGINNINGS = (
     "callback",
@@ -121,12 +131,11 @@ def _integers(defaults: Iterable[tuple[str, Any]]) -> dict[str, int]:
 def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
     """What the loaded pipeline can do."""
     modules = [m for m in pipeline.components.values() if isinstance(m, torch.nn.Module)]
-    refused = {}
-    for argument, component, flag in family.refused:
-        part = pipeline.components.get(component)
-        if part is not None and not part.config.get(flag):
-            refused[argument] = f"this checkpoint's {component} has no {flag}"
+    refused = _refused(pipeline, family, shape)
     media = {n: MEDIA[n] for n in shape.accepted if n in MEDIA} | dict(family.media + family.optional_media)
+    media = {name: most for name, most in media.items() if name not in refused}
+    there = {name for name, part in pipeline.components.items() if part is not None}
+    needed = [n for n, component, flag in family.needed if component in there and _holds(pipeline, component, flag)]
     prompt = ("prompt",) if shape.takes("prompt") and not family.prompt_optional else ()
     requests = {field for field, names in FIELDS.items() if any(shape.takes(n) for n in names)}
     others = [
@@ -134,15 +143,12 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         for n in shape.accepted
         if is_for_requests(n) and n != family.area and not any(n in names for names in FIELDS.values())
     ]
-    hindrance = no_previews(pipeline, family)
-    if hindrance is not None:
-        refused["partial_images"] = hindrance
     return Capabilities(
         family=family.name if family.pipelines else None,
         pipeline=type(pipeline).__name__,
         modality=family.modality,
         arguments=tuple(sorted({*requests, *others, *(["output_type"] if shape.takes("output_type") else [])})),
-        required=tuple(sorted({*shape.required, *prompt, *(n for n, _ in family.media)})),
+        required=tuple(sorted({*shape.required, *prompt, *needed, *(n for n, _ in family.media)})),
         media=media,
         size_multiple=family.size_multiple or _size_multiple(pipeline),
         min_inference_steps=_min_steps(pipeline),
@@ -152,7 +158,7 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         fps=fps_of(pipeline, family),
         sample_rate=SoundShape.of(pipeline).sample_rate,
         refused=refused,
-        previews=hindrance is None,
+        previews="partial_images" not in refused,
         alpha=family.alpha,
         picture_sized=family.picture_sized,
         picture_mark=family.picture_mark,
@@ -163,6 +169,40 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         dtype=str(next((p.dtype for m in modules for p in m.parameters()), "")).removeprefix("torch."),
         parameters=sum(p.numel() for m in modules for p in m.parameters()),
     )
+
+
+def _refused(pipeline: Any, family: Family, shape: CallShape) -> dict[str, str]:
+    """What this checkpoint would ignore, or cannot do, although its pipeline takes it, and why."""
+    refused = {}
+    for argument, component, flag in family.refused:
+        if not _holds(pipeline, component, flag):
+            refused[argument] = f"this checkpoint{_lack(component, flag)}"
+    # Such pipelines hand eta on to schedulers that take it, and drop it without a word where they do not.
+    step = getattr(pipeline.components.get("scheduler"), "step", None)
+    names = () if step is None else inspect.signature(step).parameters
+    if shape.takes("eta") and hasattr(pipeline, "prepare_extra_step_kwargs") and "eta" not in names:
+        refused["eta"] = "this checkpoint's scheduler takes none"
+    hindrance = no_previews(pipeline, family)
+    if hindrance is not None:
+        refused["partial_images"] = hindrance
+    return refused
+
+
+def _holds(pipeline: Any, component: str, condition: str) -> bool:
+    """Whether a component's config has one of the flags of a condition, as `Family.refused` writes it."""
+    part = pipeline if component == "" else pipeline.components.get(component)
+    if part is None or condition == "":
+        return part is not None or condition != ""  # what is not there ignores nothing
+    flags = condition.split(" or ")
+    return any(bool(part.config.get(flag.removeprefix("not "))) != flag.startswith("not ") for flag in flags)
+
+
+def _lack(component: str, condition: str) -> str:
+    """A condition that does not hold, in words."""
+    if condition == "":
+        return f" has no {component}"
+    flags = [flag.removeprefix("not ") if "not " in flag else f"no {flag}" for flag in condition.split(" or ")]
+    return f"'s {component or 'pipeline'} has {', but '.join(flags)}"
 
 
 def _min_steps(pipeline: Any) -> int:
@@ -222,6 +262,10 @@ def call_arguments(
                     f"{argument} acts only together with {companion}, which is missing", param=companion
                 )
             values[companion] = default
+    for argument, ruler in family.overruled:
+        if argument in values and ruler in values:
+            field = next((field for field, names in FIELDS.items() if argument in names), argument)
+            raise InvalidRequestError(f"{field} cannot be combined with {ruler}, which decides it", param=field)
     _refuse_unknown(values, shape)
     output = _output_type(params, family)
     if shape.takes("output_type"):

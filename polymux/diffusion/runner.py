@@ -47,11 +47,21 @@ class InPlace:
 class Runner:
     """Executes calls and counts them. `unmergeable` names the components that proved so."""
 
-    def __init__(self, merger: Merger, device: torch.device, weights: Weights | None = None) -> None:
+    def __init__(
+        self,
+        merger: Merger,
+        device: torch.device,
+        weights: Weights | None = None,
+        step_cache: StepCache | None = None,
+    ) -> None:
         self.merger, self.device, self.weights = merger, device, weights or InPlace()
+        self.step_cache = step_cache or StepCache()
         self.unmergeable: set[str] = set()
-        self.step_cache = StepCache()
         self.log = RunLog()
+
+    def may_merge(self, name: str) -> bool:
+        """Whether calls of the component of this name may run as one."""
+        return name not in self.unmergeable and name not in self.step_cache
 
     def execute(self, calls: Sequence[Call]) -> None:
         """Run all calls; afterwards each has a result or an error."""

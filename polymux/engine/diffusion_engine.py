@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,23 +29,23 @@ from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
 from polymux.diffusion.step_scheduler import StepScheduler
 from polymux.diffusion.tracebacks import drop_frames
 from polymux.diffusion.tuned import AdapterSet
+from polymux.engine.cache_counts import cache_counts
 from polymux.engine.device import resolve_device
 from polymux.engine.failure import as_polymux_error
 from polymux.engine.job import Job, randomness_of
 from polymux.engine.model import Model
 from polymux.engine.outbound import Outbound, OutputThread
-from polymux.engine.warmup import warmup_requests
+from polymux.engine.warmup import run_first_that_works, warmup_requests
 from polymux.errors import (
     InvalidRequestError,
     NotReadyError,
     OutOfMemoryError,
     PolymuxError,
     RequestAbortedError,
-    from_info,
 )
 from polymux.memory.measure import device_bytes, release, resident_bytes, used_bytes
 from polymux.memory.residency import Residency
-from polymux.request import Capabilities, Event, Failed, LoRARequest, OutputChunk, Preview, Request, StageStats
+from polymux.request import Capabilities, Event, Failed, LoRARequest, Preview, Request, StageStats
 from polymux.validation import validate
 
 log = logging.getLogger(__name__)
@@ -83,17 +83,17 @@ class DiffusionEngine:
         self.family = self.model.family
         self.shape, self.sound = CallShape.of(pipeline, self.family.modality), SoundShape.of(pipeline)
         described = describe(pipeline, self.family, self.shape)
-        self.described = msgspec.structs.replace(described, storage=self.model.weights.describe())
+        self.described = msgspec.structs.replace(
+            described, storage=self.model.weights.describe(), frame_interpolation=self.model.between is not None
+        )
         self.max_sessions = config.scheduler.max_num_seqs
         if not self.family.pipelines and self.max_sessions > 1:
             # What a pipeline that nobody has looked at does to its components in a call might reach other requests.
             log.warning("%s is of no family that polymux knows: one request at a time", type(pipeline).__name__)
             self.max_sessions = 1
         merger = Merger(self.family.padding, self.family.shared)
-        self.runner = Runner(merger, self.device, self.weights)
-        self.runner.step_cache = self.loaded.step_cache
-        kept = config.caches.prompt_cache_gib if self.family.pipelines else 0  # of others nobody knows what they do
-        self.encoded = EncoderCache(int(kept * 2**30), merger.contents)
+        self.runner = Runner(merger, self.device, self.weights, self.model.step_cache)
+        self.encoded = EncoderCache(config.caches.prompt_bytes if self.family.pipelines else 0, merger.contents)
         self.scheduler = StepScheduler(
             config.scheduler.max_batched_tokens,
             self._may_merge,
@@ -135,7 +135,7 @@ class DiffusionEngine:
     @property
     def stats(self) -> StageStats:
         running, model = sum(job.opened > 0 for job in self.jobs.values()), self.model
-        steps = self.runner.step_cache
+        queries, hits = cache_counts(model, self.encoded, self.runner.step_cache)
         open_steps = sum(s.steps.done for job in self.jobs.values() for s in job.sessions.values())
         return StageStats(
             running=running,
@@ -147,13 +147,9 @@ class DiffusionEngine:
             host_memory=resident_bytes(),
             offload_bytes=dict(model.weights.moved) if model else {},
             offload_late=model.weights.late if model else {},
-            cache_queries=self._cached(model.cache_queries if model else {}, self.encoded.queries, steps.queries),
-            cache_hits=self._cached(model.cache_hits if model else {}, self.encoded.hits, steps.hits),
+            cache_queries=queries,
+            cache_hits=hits,
         )
-
-    def _cached(self, others: Mapping[str, int], prompts: int, steps: int) -> dict[str, int]:
-        counts = {"prompt_cache": prompts} if self.encoded.limit else {}
-        return {**others, **counts, **({"first_block": steps} if self.runner.step_cache.used else {})}
 
     @property
     def busy(self) -> bool:
@@ -212,26 +208,8 @@ class DiffusionEngine:
 
     def warm_up(self) -> None:
         """Make one small generation. Raises what it raised."""
-        requests = warmup_requests(self.described, self.family, self.shape)
-        problems = []
-        while requests:
-            try:
-                self._run_alone(requests.pop(0))
-                self.encoded.reset()
-                return
-            except PolymuxError as problem:
-                problems.append(problem)
-        raise problems[0]
-
-    def _run_alone(self, request: Request) -> None:
-        """Run a request to its end. Raises what it raised."""
-        self.add(request)
-        while self.busy:
-            for event in self.step():
-                if isinstance(event, Failed):
-                    raise from_info(event.error)
-                if isinstance(event, OutputChunk):
-                    self.taken(event.request_id)
+        run_first_that_works(self, warmup_requests(self.described, self.family, self.shape))
+        self.encoded.reset()
 
     def close(self) -> None:
         for job in list(self.jobs.values()):
@@ -251,7 +229,7 @@ class DiffusionEngine:
             raise NotReadyError("the engine is busy" if self.busy else f"the engine sleeps, at level {self.asleep}")
         before = used_bytes(self.device)
         if level == 1:
-            self.weights.sleep()
+            self.loaded.sleep()
         else:
             self.loaded.close()
             self.encoded.clear()
@@ -265,7 +243,7 @@ class DiffusionEngine:
         """The opposite of `sleep`. Raises what loading raises, and OutOfMemoryError; then it sleeps on."""
         try:
             if self.asleep == 1:
-                self.weights.wake()
+                self.loaded.wake(self.device)
             elif self.asleep == 2:
                 self.model = Model.load(self.config, self.device, self.given)
                 self.runner.weights, self.runner.step_cache = self.weights, self.loaded.step_cache
@@ -282,8 +260,7 @@ class DiffusionEngine:
             and component.role in self.family.merge
             and call.method in component.main
             and call.method != "encode"  # an autoencoder's encode returns a distribution: no batch axis to split
-            and component.name not in self.runner.unmergeable
-            and component.name not in self.runner.step_cache
+            and self.runner.may_merge(component.name)
         )
 
     # The life of a job: admitted (its sessions are opened), run, ended.
@@ -355,7 +332,7 @@ class DiffusionEngine:
             self._fail(job, as_polymux_error(session.error, session.where, computing=session.computing))
             return
         self._close(job, session)
-        raw, session.result = session.result, None
+        raw, session.result = job.smoothed(session.result, self.loaded.between), None
         at_once = self.family.modality == "image"  # those are on the host already
         job.outbound[session.index] = self.outputs.send(session.request_id, session.index, raw, at_once)
 
@@ -364,8 +341,7 @@ class DiffusionEngine:
         waiting = [outbound for job in self.jobs.values() for outbound in job.outbound.values()]
         if not waiting:
             return
-        if idle:
-            self.outputs.wait(waiting, OUTPUT_POLL_S)
+        said = len(self.events)
         for outbound in waiting:
             job = self.jobs.get(outbound.request_id)
             if job is None:  # another output of the same request has failed and ended it
@@ -373,6 +349,8 @@ class DiffusionEngine:
             self.events += job.chunks_of(outbound)
             if outbound.empty:
                 self._delivered(job, outbound)
+        if idle and len(self.events) == said:
+            self.outputs.wait(waiting, OUTPUT_POLL_S)
 
     def _delivered(self, job: Job, outbound: Outbound) -> None:
         try:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 
 from polymux.diffusion.call import Phase
+from polymux.diffusion.outputs import RawOutput
 from polymux.diffusion.session import Session
 from polymux.diffusion.tuned import AdapterSet
 from polymux.engine.outbound import WINDOW, Outbound
 from polymux.errors import InvalidRequestError
+from polymux.interpolation.frames import Smoothing
+from polymux.interpolation.network import FlowNetwork
 from polymux.request import Finished, Media, Modality, OutputChunk, Progress, Request, RequestMetrics
 from polymux.validation import SEEDS
 
@@ -37,9 +40,14 @@ def randomness_of(request: Request) -> list[Randomness]:
         first, source = (_with_state(request.generator_state) for _ in range(2))
         drawn = torch.randint(2**63 - 1, (count - 1,), generator=source).tolist()
         return [Randomness(None, first), *(Randomness(s, torch.Generator().manual_seed(s)) for s in drawn)]
-    seed = request.params.seed if request.params.seed is not None else secrets.randbelow(2**32)
+    seed = seed_of(request.params.seed)
     seeds = [(seed + i) % SEEDS for i in range(count)]
     return [Randomness(s, torch.Generator().manual_seed(s)) for s in seeds]
+
+
+def seed_of(asked: int | None) -> int:
+    """The seed that was asked for, or one that is drawn."""
+    return secrets.randbelow(2**32) if asked is None else asked
 
 
 def _with_state(state: bytes) -> torch.Generator:
@@ -114,15 +122,22 @@ class Job:
         self.under_way += len(chunks)
         return chunks
 
+    def smoothed(self, raw: RawOutput, network: FlowNetwork | None) -> RawOutput:
+        """With frames put between its frames, if the request asks for that."""
+        params = self.request.params
+        if network is None or not params.enable_frame_interpolation:
+            return raw
+        return replace(raw, smoothing=Smoothing(network, params.frame_factor, params.frame_interpolation_scale))
+
     def finished(self, modality: Modality, fps: float | None, sample_rate: int | None) -> Finished:
-        """The end of a complete job."""
+        """The end of a complete job. `fps`: of what the pipeline made."""
         return Finished(
             request_id=self.request.request_id,
             modality=modality,
             outputs=[self.outputs[i] for i in range(self.count)],
             seeds=[r.seed for r in self.randomness],
             metrics=self.metrics(),
-            fps=fps,
+            fps=None if fps is None else fps * self.request.params.frame_factor,
             sample_rate=sample_rate,
         )
 

@@ -5,6 +5,7 @@ What the engine's thread takes from here is bounded: a request whose chunks are 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -71,8 +72,12 @@ class OutputThread:
         return outbound
 
     def wait(self, outbounds: Iterable[Outbound], seconds: float) -> None:
-        """Until one of them has ended, or so long."""
-        wait([outbound.media for outbound in outbounds], seconds, FIRST_COMPLETED)
+        """Until one more of them has ended, or so long. Those that have may wait for their consumers."""
+        copying = [outbound.media for outbound in outbounds if not outbound.media.done()]
+        if copying:
+            wait(copying, seconds, FIRST_COMPLETED)
+        else:
+            time.sleep(seconds)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

@@ -149,16 +149,24 @@ def _info(error: Exception) -> ErrorInfo:
     return GenerationError(f"{type(error).__name__}: {error}").info()
 
 
-def _diffusion_engine(config: EngineConfig) -> StageEngine:
+def _engine_for(config: EngineConfig) -> StageEngine:
+    """The engine of the kind that the checkpoint needs."""
     from diffusers.utils import logging as diffusers_logging  # torch: only here, in the process that computes
+    from transformers.utils import logging as transformers_logging
 
     from polymux.engine.diffusion_engine import DiffusionEngine
+    from polymux.engine.generate_engine import GenerateEngine
+    from polymux.loading import model_class_in, resolve
 
-    diffusers_logging.set_verbosity_error()  # its pipelines repeat their warnings at every request
+    for logging_of in (diffusers_logging, transformers_logging):
+        logging_of.set_verbosity_error()  # the libraries repeat their warnings at every request
+    if model_class_in(resolve(config.model)) is not None:
+        return GenerateEngine.load(config)
+    config.speech.check_unused()
     return DiffusionEngine.load(config)
 
 
-def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = _diffusion_engine) -> int:
+def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = _engine_for) -> int:
     parser = argparse.ArgumentParser(prog="polymux.engine.process", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="file descriptor of the socket to the API process")
     fd = parser.parse_args(arguments).fd

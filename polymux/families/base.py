@@ -40,7 +40,11 @@ class Family:
     denoisers: components that are denoisers although their names do not tell.
     blocks: the containers of the denoisers' blocks (lists of blocks, or single ones), in the order in which a forward
         runs them; needed where diffusers does not name the blocks' classes, or registers them in another order.
-    refused: arguments that checkpoints ignore unless a component's config flag holds: (argument, component, flag).
+    refused: arguments that checkpoints ignore, or fail with, unless a flag in a component's config is set: (argument,
+        component, flag). "" as component is the pipeline's own config, and as flag that the component is there; a flag
+        may be "not FLAG", or several with " or " between.
+    needed: arguments that checkpoints cannot do without if a flag is set, in the same form.
+    overruled: (argument, other): the other one, where given, decides what the argument says; both are refused.
     companions: arguments that act only beside another one: (argument, companion, value). A missing companion gets
         the value; None refuses the request.
     prompt_optional: requests may come without a prompt.
@@ -72,6 +76,8 @@ class Family:
     denoisers: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
     refused: tuple[tuple[str, str, str], ...] = ()
+    needed: tuple[tuple[str, str, str], ...] = ()
+    overruled: tuple[tuple[str, str], ...] = ()
     companions: tuple[tuple[str, str, str | None], ...] = ()
     prompt_optional: bool = False
     size_multiple: int | None = None

@@ -3,6 +3,7 @@
 from polymux.families.base import Family
 
 _OTHER_FPS = (("", "expand_timesteps", 24.0),)  # the 5 B model, which makes video from text and from pictures
+_TWO_DENOISERS = ("guidance_scale_2", "", "boundary_ratio")
 
 WAN = Family(
     name="wan",
@@ -13,6 +14,7 @@ WAN = Family(
     frames_multiple=4,
     fps=16.0,
     other_fps=_OTHER_FPS,
+    refused=(_TWO_DENOISERS,),
 )
 
 WAN_I2V = Family(
@@ -25,6 +27,13 @@ WAN_I2V = Family(
     fps=16.0,
     other_fps=_OTHER_FPS,
     media=(("image", 1),),
+    refused=(
+        _TWO_DENOISERS,
+        ("last_image", "", "not expand_timesteps"),  # the 5 B model takes the first picture alone
+        # Of those that see the picture through CLIP, the first-last-frame model alone has a place for two.
+        ("last_image", "transformer", "pos_embed_seq_len or not image_dim"),
+    ),
+    needed=(("last_image", "transformer", "pos_embed_seq_len"),),
 )
 
 WAN_VACE = Family(

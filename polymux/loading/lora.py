@@ -54,7 +54,7 @@ class LoRAFile:
             raise _unusable(self.path, f"not a whole safetensors file: {error}") from None
 
     def peft_state(self, component: str) -> dict[str, torch.Tensor]:
-        """Of a PEFT folder, whose keys are those of a bare model: as `component`'s, with alpha / rank multiplied into B."""
+        """Of a PEFT folder, whose keys are a bare model's: as `component`'s, with alpha / rank multiplied into B."""
         config = _peft_config(self.path.parent / PEFT_CONFIG)
         state = {}
         for key, tensor in load_file(self.path).items():

@@ -70,6 +70,8 @@ def encode_audio(samples: Array, sample_rate: int, format: AudioFormat) -> bytes
     """
     check_rate(sample_rate)
     samples = check_samples(samples)
+    if not samples.size:
+        raise ValueError("a sound needs at least one sample")
     if format == "pcm":
         return interleaved(samples).tobytes()
     if format == "wav":
@@ -121,6 +123,11 @@ def check_rate(sample_rate: int) -> None:
         raise ValueError(f"sample_rate={sample_rate!r}: must be an integer from 1 to {_MAX_RATE}")
 
 
+def check_channels(channels: int) -> None:
+    if channels not in _LAYOUTS:
+        raise ValueError(f"channels={channels!r}: must be one of {', '.join(map(str, _LAYOUTS))}")
+
+
 def interleaved(samples: Array) -> Array:
     """(samples, channels) in 16 bits, little-endian. Full range is 32767, for both signs."""
     if samples.dtype == np.int16:
@@ -143,8 +150,7 @@ class AudioTrack:
 
     def __init__(self, container: OutputContainer, codec: AudioCodec, sample_rate: int, channels: int) -> None:
         check_rate(sample_rate)
-        if channels not in _LAYOUTS:
-            raise ValueError(f"channels={channels}: must be one of {', '.join(map(str, _LAYOUTS))}")
+        check_channels(channels)
         self.sample_rate, self.channels = sample_rate, channels
         self.samples = 0  # that were added
         self._container = container

@@ -8,6 +8,7 @@ ends early or has broken frames is refused as a whole. Knows neither HTTP nor mo
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,8 +113,11 @@ def _opened(source: bytes | Path, limits: MediaLimits, param: str) -> Iterator[I
             file.seek(0)
             if size > limits.file_bytes:
                 raise InvalidRequestError(f"{param}: {size} bytes: allowed are {limits.file_bytes}", param=param)
+            # Opening decodes a first frame, which must not be huge. As coded, frames are larger by up to a block.
+            options = {"max_pixels": str(2 * limits.pixels + 2**16)}
+            demuxer = _demuxer(file, param)
             # The open file is all that the demuxer gets, so it cannot reach any other.
-            with av.open(file, "r", format=_demuxer(file, param), metadata_errors="replace") as container:
+            with av.open(file, "r", format=demuxer, options=options, metadata_errors="replace") as container:
                 yield container
     except (av.FFmpegError, EOFError, OverflowError, ValueError) as error:
         raise InvalidRequestError(f"{param}: not a whole media file: {error}", param=param) from None
@@ -202,6 +206,8 @@ class _Reader:
         if not self.blocks:
             raise self.refuse("the file holds no samples")
         samples = np.concatenate(self.blocks, axis=1)
+        if audio.duration is not None and audio.time_base is not None:  # the last block is filled up with silence
+            samples = samples[:, : math.ceil(audio.duration * audio.time_base * audio.rate)]
         if not np.isfinite(samples).all():
             raise self.refuse("its samples are not all finite")
         return Sound(samples, audio.rate)
@@ -237,7 +243,9 @@ class _Reader:
             raise self.refuse(f"more than {self.limits.decoded_bytes} bytes when decoded")
 
     def _check_size(self, width: int, height: int) -> None:
-        if not 1 <= width * height <= self.limits.pixels:
+        if not width or not height:
+            raise self.refuse(f"frames of no size that can be read: allowed are {self.limits.pixels} pixels")
+        if width * height > self.limits.pixels:
             raise self.refuse(f"frames of {width}x{height} pixels: allowed are {self.limits.pixels}")
 
     def _check_frames(self, frames: int) -> None:

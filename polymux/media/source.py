@@ -10,12 +10,13 @@ import asyncio
 
 from PIL import Image
 
-from polymux.config import MediaConfig
 from polymux.errors import InvalidRequestError
 from polymux.media.data_url import decode_data_url
+from polymux.media.held import HeldMedia
 from polymux.media.image import decode
 from polymux.media.local import LocalSource
 from polymux.media.web import WebSource
+from polymux.server_config import MediaConfig
 
 MAX_DECODERS = 4  # pictures that are decoded at once; each may take --max-input-image-size times four bytes
 
@@ -30,12 +31,13 @@ class MediaLoader:
         local = config.allowed_local_media_path
         self._local = None if local is None else LocalSource(local)
         self._decoders = asyncio.Semaphore(MAX_DECODERS)
+        self.held = HeldMedia(config.max_total_media_bytes)
 
     async def image(self, source: str | bytes, *, param: str) -> Image.Image:
         """A picture, upright and in one of the modes that travel; of an animation, its first frame.
 
         `source` is an upload's bytes, or a string as `fetch` takes it. `param` is the field that the source came in.
-        Raises InvalidRequestError that names it.
+        Raises InvalidRequestError that names it, and OverloadedError.
         """
         limit = self._config.max_media_bytes
         if isinstance(source, str):
@@ -45,7 +47,8 @@ class MediaLoader:
         else:
             data = source
         async with self._decoders:
-            return await asyncio.to_thread(decode, data, max_pixels=self._config.max_input_image_size, param=param)
+            limit = self._config.max_input_image_size
+            return self.held.add(await asyncio.to_thread(decode, data, max_pixels=limit, param=param))
 
     async def fetch(self, source: str, *, param: str, max_bytes: int) -> bytes:
         """The bytes behind a data URL, an http(s) URL, or a file URL or path where local files are allowed.

@@ -27,7 +27,7 @@ from typing import BinaryIO, Self
 import av
 import numpy as np
 
-from polymux.media.audio import AudioCodec, AudioTrack, Sound, check_samples
+from polymux.media.audio import AudioCodec, AudioTrack, Sound, check_channels, check_rate, check_samples
 from polymux.media.video_track import ENCODERS, LOSSLESS, Encoder, Frame, VideoFormat, VideoTrack
 from polymux.media.wire import Array
 
@@ -45,7 +45,7 @@ SOUNDING: tuple[VideoFormat, ...] = tuple(_SOUND)  # formats that hold sound
 _LOSSLESS_SOUND: dict[VideoFormat, AudioCodec] = {"mp4": "alac"}
 _MAX_FPS: dict[VideoFormat, int] = {"mp4": 1000, "webm": 500, "gif": 50, "webp": 500}
 _MIN_FPS = Fraction(1, 100)
-_MAX_SIDE = 16384
+_MAX_SIDE = 16383  # of all formats
 _CHUNK = 16  # frames
 
 
@@ -76,7 +76,9 @@ class VideoSpec:
         check_fps(self.fps, self.format)
         if (self.sample_rate is None) != (self.channels is None):
             raise ValueError("sound needs both sample_rate and channels")
-        if self.sample_rate is not None:
+        if self.sample_rate is not None and self.channels is not None:
+            check_rate(self.sample_rate)
+            check_channels(self.channels)
             self.sound_codec()
         self.encoder()
 
@@ -93,6 +95,13 @@ class VideoSpec:
         if not 0 <= value <= best:
             raise ValueError(f"quality={value}: must be from 0 to {best} for {self.format}")
         return Encoder(found.codec, found.pixels, found.options | {name: str(value)})
+
+    def muxer_options(self) -> dict[str, str]:
+        if self.format != "mp4":
+            return {}
+        # How long a track is shown is told in the file's own units of time: for sound, that they be samples.
+        ticks = {} if self.sample_rate is None else {"movie_timescale": str(self.sample_rate)}
+        return {"movflags": "+faststart"} | ticks
 
     def sound_codec(self) -> AudioCodec:
         codecs = _LOSSLESS_SOUND if self.lossless else _SOUND
@@ -120,9 +129,8 @@ class VideoWriter:
         self._stack = ExitStack()
         # What has its index in front is read once more while it is written: that needs a file with a name.
         self._file = target if isinstance(target, Path) else self._scratch()
-        options = {"movflags": "+faststart"} if spec.format == "mp4" else {}
         # With "file:" a name is a name, whatever it looks like.
-        self._container = av.open(f"file:{self._file}", "w", format=spec.format, options=options)
+        self._container = av.open(f"file:{self._file}", "w", format=spec.format, options=spec.muxer_options())
         self._stack.callback(self._container.close)
         self._audio: AudioTrack | None = None
         try:
@@ -163,10 +171,12 @@ class VideoWriter:
         self._audio.add(samples)
 
     def close(self) -> None:
-        """Finish the file. Raises ValueError if it has no frame."""
+        """Finish the file. Raises ValueError if it has no frame, or none of the sound that its spec has."""
         try:
             if not self.frames:
                 raise ValueError("a video needs at least one frame")
+            if self._audio is not None and not self._audio.samples:
+                raise ValueError("the spec has sound, and none was added")
             self._video.finish()
             if self._audio is not None:
                 self._audio.finish()

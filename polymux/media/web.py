@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator
 import httpcore2
 import httpx2
 
-from polymux.config import MediaConfig
 from polymux.errors import ConfigError, InvalidRequestError
 from polymux.media.addresses import AddressRule
 from polymux.media.connect import AddressRefusedError, CheckedNetwork, Resolve, Resolver
+from polymux.server_config import MediaConfig
 from polymux.version import VERSION
 
 MAX_URL = 8192  # characters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -17,7 +17,7 @@ from polymux.metrics import catalog
 from polymux.metrics.catalog import Spec
 from polymux.metrics.outcome import OUTCOMES, Outcome
 from polymux.metrics.stage import StageCollector
-from polymux.request import ArrayData, Finished, ImageData, StageStats
+from polymux.request import ArrayData, Finished, ImageData, OutputChunk, StageStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PHASES = ("encode", "denoise", "decode")
@@ -66,8 +66,8 @@ class Metrics:
         """A request has ended without an output."""
         self._requests.labels(self._name, outcome).inc()
 
-    def finished(self, finished: Finished, seconds: float) -> None:
-        """A request has its output, `seconds` after it was admitted."""
+    def finished(self, finished: Finished, seconds: float, begun: Sequence[OutputChunk] = ()) -> None:
+        """A request has its output, `seconds` after it was admitted. `begun`: the first chunk of each array."""
         self.count("completed")
         self._latency.observe(seconds)
         spent = finished.metrics
@@ -77,8 +77,11 @@ class Metrics:
         if spent.steps:
             self._step.observe(spent.denoise / spent.steps)
         self._outputs.labels(self._name, finished.modality).inc(len(finished.outputs))
+        self._audio.inc(finished.sound_seconds)
         for medium in (medium for output in finished.outputs for medium in output):
             self._count_medium(medium, finished)
+        for chunk in begun:
+            self._count_array(chunk.rows.dtype, chunk.shape, finished)
 
     def restarted(self) -> None:
         """The stage's process is about to be replaced."""
@@ -102,9 +105,13 @@ class Metrics:
         if isinstance(medium, ImageData):
             self._images.inc()
             self._pixels.inc(medium.width * medium.height)
-        elif medium.dtype == "uint8" and len(medium.shape) == 4:
-            frames, height, width, _ = medium.shape
+        else:
+            self._count_array(medium.dtype, medium.shape, finished)
+
+    def _count_array(self, dtype: str, shape: Sequence[int], finished: Finished) -> None:
+        if dtype == "uint8" and len(shape) == 4:
+            frames, height, width, _ = shape
             self._frames.inc(frames)
             self._pixels.inc(frames * height * width)
-        elif finished.sample_rate and len(medium.shape) == 2:
-            self._audio.inc(medium.shape[-1] / finished.sample_rate)
+        elif finished.sample_rate and len(shape) == 2:
+            self._audio.inc(shape[-1] / finished.sample_rate)

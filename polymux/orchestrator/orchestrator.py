@@ -25,7 +25,7 @@ from polymux.orchestrator.launch import MakeStage, RunningStage, destroy, launch
 from polymux.orchestrator.stage_client import ProcessStage
 from polymux.orchestrator.tickets import Ticket, Tickets
 from polymux.orchestrator.watchdog import Watchdog
-from polymux.request import Capabilities, Finished, News, OutputChunk, Request, StageStats
+from polymux.request import Capabilities, Finished, News, OutputChunk, Request, SoundPiece, StageStats
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ _NOT_READY: dict[Status, str] = {
     "draining": "the server is shutting down",
     "dead": "the model's process is gone",
 }
+_LOADING_AGAIN = "the model's process died, and the model is loading again"
 
 
 class Orchestrator:
@@ -87,8 +88,10 @@ class Orchestrator:
             async with contextlib.aclosing(ticket.events()) as events:
                 async for event in events:
                     yield event
-                    if isinstance(event, OutputChunk) and self._running is not None:
-                        self._running.stage.send(Taken(event.request_id))
+                    if isinstance(event, (OutputChunk, SoundPiece)):
+                        ticket.unused -= 1
+                        if self._running is not None:
+                            self._running.stage.send(Taken(event.request_id))
         finally:
             if not ticket.ended:
                 self.abort(ticket.request_id)
@@ -119,7 +122,8 @@ class Orchestrator:
     def check_ready(self) -> RunningStage:
         """Raises NotReadyError unless a generation would work now."""
         if self.status != "ready" or self._running is None:
-            raise NotReadyError(_NOT_READY[self.status])
+            again = self.status == "loading" and self.capabilities is not None
+            raise NotReadyError(_LOADING_AGAIN if again else _NOT_READY[self.status])
         return self._running
 
     async def sleep(self, level: int) -> int:
@@ -220,7 +224,7 @@ class Orchestrator:
 
     async def _keep(self) -> None:
         """The life of the stage, over as many processes as it takes."""
-        start = launch
+        start, running = launch, None
         try:
             while self.status == "loading":
                 running = await start(self._make_stage, self.config)
@@ -228,6 +232,7 @@ class Orchestrator:
                 self.reason = await self._attend(running)
                 self._lose()
                 await destroy(running.stage)
+                running = None
                 if self.status == "loading":
                     log.error("%s; starting it again", self.reason)
                     self.metrics.restarted()
@@ -238,10 +243,9 @@ class Orchestrator:
             log.exception("the orchestrator cannot go on")
             self.reason = PolymuxError(f"internal error: {type(error).__name__}")
         finally:
-            left = self._running
             self._end()
-            if left is not None:
-                await destroy(left.stage)
+            if running is not None:  # also if it was on its way when this was cancelled
+                await destroy(running.stage)
 
     def _take_over(self, running: RunningStage) -> None:
         self._running, self.capabilities, self.stats = running, running.capabilities, running.stats
@@ -254,7 +258,7 @@ class Orchestrator:
     async def _attend(self, running: RunningStage) -> PolymuxError | None:
         """Returns when the stage has ended or hangs, with the reason; None if it was told to end."""
         patience = self.config.process.stage_hang_timeout
-        watchdog = Watchdog(patience, lambda: len(self._tickets) > 0)
+        watchdog = Watchdog(patience, lambda: self._tickets.expectant)
         pump, hung = asyncio.create_task(self._pump(running, watchdog)), asyncio.create_task(watchdog.until_hung())
         try:
             await asyncio.wait((pump, hung), return_when=asyncio.FIRST_COMPLETED)

@@ -10,9 +10,11 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator
 
+from msgspec.structs import replace
+
 from polymux.errors import PolymuxError, RequestAbortedError, from_info
 from polymux.metrics import Metrics, Outcome, catalog
-from polymux.request import Event, Failed, Finished, News, OutputChunk, Preview, Progress
+from polymux.request import Event, Failed, Finished, News, OutputChunk, Preview, Progress, SoundPiece
 
 RECENT = 32  # requests
 
@@ -25,13 +27,24 @@ class Ticket:
         self.admitted = time.monotonic()
         self.started_at: float | None = None  # the stage works on it
         self.ended = False  # the consumer has its answer; the stage may still have to let go
+        self.begun: list[OutputChunk] = []  # of each array that comes in parts, what it is, without the rows
+        self.unused = 0  # parts of the output that the consumer has not used up; the stage may wait for that
         self._events: asyncio.Queue[News | Finished | PolymuxError] = asyncio.Queue()
 
     @property
     def started(self) -> bool:
         return self.started_at is not None
 
+    @property
+    def held_up(self) -> bool:
+        """Whether it may be the consumer that the next event waits for, and not the stage."""
+        return self.unused > 0 and not self.ended
+
     def put(self, event: News | Finished | PolymuxError) -> None:
+        if isinstance(event, (OutputChunk, SoundPiece)):
+            self.unused += 1
+        if isinstance(event, OutputChunk) and event.start == 0:
+            self.begun.append(replace(event, rows=replace(event.rows, data=b"")))
         self._events.put_nowait(event)
 
     async def events(self) -> AsyncGenerator[News | Finished]:
@@ -59,6 +72,11 @@ class Tickets:
     def __len__(self) -> int:
         """Requests that the stage holds."""
         return len(self._tickets)
+
+    @property
+    def expectant(self) -> bool:
+        """Whether there is a request of which the stage owes news."""
+        return any(not ticket.held_up for ticket in self._tickets.values())
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._tickets
@@ -93,7 +111,7 @@ class Tickets:
         ticket = self._tickets.get(event.request_id)
         if ticket is None:
             return
-        if isinstance(event, (Progress, Preview, OutputChunk)):
+        if isinstance(event, (Progress, Preview, OutputChunk, SoundPiece)):
             if not ticket.started and not (isinstance(event, Progress) and event.phase == "queued"):
                 ticket.started_at = time.monotonic()
             if not ticket.ended:
@@ -130,7 +148,7 @@ class Tickets:
         if isinstance(how, Finished):
             now = time.monotonic()
             self._recent.append(now - (ticket.started_at or now))
-            self._metrics.finished(how, now - ticket.admitted)
+            self._metrics.finished(how, now - ticket.admitted, ticket.begun)
         else:
             self._metrics.count(outcome_of(how))
         if self.live == 0:

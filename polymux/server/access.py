@@ -17,9 +17,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from polymux.config import AccessConfig, api_keys
+from polymux.config import api_keys
 from polymux.errors import AuthenticationError, ForbiddenOriginError, PolymuxError
 from polymux.server.errors import error_response
+from polymux.server_config import AccessConfig
 
 OPEN = frozenset({"/", "/health", "/live", "/ready"})  # the page at / asks its user for a key
 OPEN_FOLDERS = (

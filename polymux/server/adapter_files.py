@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from polymux.config import AdapterFilesConfig
 from polymux.errors import ConfigError, InvalidRequestError
 from polymux.request import LoRARequest
 from polymux.server.protocol import AdapterField
+from polymux.server_config import AdapterFilesConfig
+
+MAX_NAMES = 1000
+LISTED = 20  # names in an error
 
 
 class AdapterFiles:
@@ -33,6 +36,9 @@ class AdapterFiles:
         """Give a file a name. Raises InvalidRequestError."""
         if name in self.named:
             raise InvalidRequestError(f"lora_name={name[:80]!r}: is in use; unload it first", param="lora_name")
+        if len(self.named) >= MAX_NAMES:
+            what = f"{len(self.named)} names are in use, as many as there may be; unload one first"
+            raise InvalidRequestError(f"lora_name={name[:80]!r}: {what}", param="lora_name")
         self.named[name] = self._allowed(path, "lora_path")
 
     def forget(self, name: str) -> None:
@@ -46,7 +52,9 @@ class AdapterFiles:
         if asked.name is None:
             return self._allowed(asked.path or "", "lora")
         if asked.name not in self.named:
-            known = ", ".join(sorted(self.named)) or "none"
+            known = ", ".join(name[:80] for name in sorted(self.named)[:LISTED]) or "none"
+            if len(self.named) > LISTED:
+                known += f" and others, {len(self.named)} in all"
             raise InvalidRequestError(f"lora.name={asked.name[:80]!r}: known are {known}", param="lora")
         return self.named[asked.name]
 
@@ -56,8 +64,23 @@ class AdapterFiles:
             raise InvalidRequestError(f"{param}: files are not served here (--allowed-lora-path)", param=param)
         for folder in self._folders if path and "\0" not in path else ():
             real = os.path.realpath(os.path.join(folder, path))
-            if real.startswith(folder.rstrip(os.sep) + os.sep) and os.path.exists(real):
+            if _is_below(folder, real) and os.path.exists(real) and _stays_below(folder, real):
                 return real
         raise InvalidRequestError(
             f"{param}={path[:80]!r}: there is no such file in the folders of --allowed-lora-path", param=param
         )
+
+
+def _is_below(folder: str, real: str) -> bool:
+    return real.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def _stays_below(folder: str, real: str) -> bool:
+    """Whether nothing in `real`, if that is a folder too, is a link that leads out: whoever loads it follows links."""
+    if not os.path.isdir(real):
+        return True
+    try:
+        with os.scandir(real) as entries:
+            return all(_is_below(folder, os.path.realpath(entry)) for entry in entries if entry.is_symlink())
+    except OSError:  # not ours to read
+        return False

@@ -12,10 +12,9 @@ from typing import TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from polymux.config import HttpConfig
 from polymux.errors import (
     BadHttpError,
     MediaTypeError,
@@ -25,17 +24,22 @@ from polymux.errors import (
     ReceiveTimeoutError,
 )
 from polymux.server.deadline import set_deadline
-from polymux.server.errors import error_body, error_headers, from_validation
+from polymux.server.errors import error_body, error_headers, from_validation, headers_too_large
 from polymux.server.json_guard import check_json
+from polymux.server.log import note
+from polymux.server_config import HttpConfig
 
 Model = TypeVar("Model", bound=BaseModel)
 
 LINGER_S = 5.0
 
 
-async def parse(request: Request, model: type[Model]) -> Model:
-    """The JSON body as a `model`. Raises InvalidRequestError."""
-    _check_is_json(request.headers.get("content-type", "application/json"))
+async def parse(request: Request, model: type[Model], *, or_form: bool = False) -> Model:
+    """The JSON body as a `model`. `or_form`: the route takes forms too, and this is none.
+
+    Raises InvalidRequestError, MediaTypeError.
+    """
+    _check_is_json(request.headers.get("content-type", "application/json"), " or multipart/form-data" * or_form)
     content = b"".join([chunk async for chunk in request.stream()])  # the request itself keeps no copy
     limits: HttpConfig = request.state.limits
     check_json(content, max_depth=limits.max_json_depth, max_values=limits.max_json_values)
@@ -43,14 +47,14 @@ async def parse(request: Request, model: type[Model]) -> Model:
         body = model.model_validate_json(content)
     except ValidationError as error:
         raise from_validation(error, model) from None
-    request.state.asked = body  # for the log, if it is to have it
+    note(request, body)
     return body
 
 
-def _check_is_json(content_type: str) -> None:
+def _check_is_json(content_type: str, other: str) -> None:
     media_type, _, rest = content_type.lower().partition(";")
     if media_type.strip() != "application/json" and not media_type.strip().endswith("+json"):
-        raise MediaTypeError(f"Content-Type {content_type[:80]!r}: must be application/json")
+        raise MediaTypeError(f"Content-Type {content_type[:80]!r}: must be application/json{other}")
     for parameter in rest.split(";"):
         name, _, value = parameter.strip().partition("=")
         if name == "charset" and value.strip('"') not in ("utf-8", "utf8", "us-ascii"):
@@ -74,6 +78,7 @@ class BodyLimit:
             await self.app(scope, receive, send)
             return
         try:
+            _check_head_size(scope, self.limits.max_header_bytes)
             _check_headers(Headers(scope=scope), self.limits.max_body_bytes)
             set_deadline(scope, self.limits.request_timeout)
         except PolymuxError as error:
@@ -81,10 +86,12 @@ class BodyLimit:
             return
         scope.setdefault("state", {})["limits"] = self.limits
         body = _CountedBody(receive, self.limits, self.held)
+        if Headers(scope=scope).get("expect", "").lower() == "100-continue":
+            body.awaited = False
 
         async def send_after_body(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                await body.drain()
+            if message["type"] == "http.response.start" and not await body.drained():
+                MutableHeaders(scope=message)["connection"] = "close"
             if not (body.failure or body.cut_off):
                 await send(message)
 
@@ -93,7 +100,7 @@ class BodyLimit:
         finally:
             self.held.bytes -= body.held
         if body.failure is not None:
-            await _refuse(body.failure, receive, send)
+            await _refuse(body.failure, receive, send, linger=not body.arrived)
 
 
 class _Held:
@@ -112,9 +119,11 @@ class _CountedBody:
         self._limits = limits
         self._all_held = all_held
         self._count = 0
-        self._complete = False
+        self._complete = False  # nothing is to be read
         self._until = asyncio.get_running_loop().time() + limits.receive_timeout
+        self.awaited = True  # the client sends without waiting until somebody wants to read
         self.held = 0  # of `all_held`
+        self.arrived = False
         self.cut_off = False  # the client left while it was sending
         self.failure: PolymuxError | None = None
 
@@ -128,14 +137,18 @@ class _CountedBody:
         self._all_held.bytes += size
         return message
 
-    async def drain(self) -> None:
-        """Read and drop what is left, for some seconds at most."""
+    async def drained(self) -> bool:
+        """Read and drop what is left, for some seconds at most. Whether that is all of it."""
+        if not self.awaited:
+            return False
         with contextlib.suppress(TimeoutError, PolymuxError):
             async with asyncio.timeout(LINGER_S):
                 while not (self._complete or self.cut_off):
                     await self._next()
+        return self._complete
 
     async def _next(self) -> Message:
+        self.awaited = True
         try:
             async with asyncio.timeout_at(None if self._complete else self._until):
                 message = await self._receive()
@@ -145,7 +158,7 @@ class _CountedBody:
             self.cut_off = not self._complete
             return message
         self._count += len(message.get("body", b""))
-        self._complete = not message.get("more_body", False)
+        self._complete = self.arrived = not message.get("more_body", False)
         if self._count > self._limits.max_body_bytes:
             raise self._fail(_too_large(self._limits.max_body_bytes))
         return message
@@ -153,6 +166,14 @@ class _CountedBody:
     def _fail(self, error: PolymuxError) -> PolymuxError:
         self.failure, self._complete = error, True
         return error
+
+
+def _check_head_size(scope: Scope, limit: int) -> None:
+    """Raises HeadersTooLargeError. The parser in front counts only what has not come to its end: headers that arrive at
+    once are there before it counts."""
+    line = len(scope["method"]) + len(scope.get("raw_path", b"")) + len(scope["query_string"]) + len(" ? HTTP/1.1\r\n")
+    if line + sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"]) > limit:
+        raise headers_too_large(limit)
 
 
 def _check_headers(headers: Headers, limit: int) -> None:
@@ -167,14 +188,15 @@ def _check_headers(headers: Headers, limit: int) -> None:
         raise MediaTypeError(f"Content-Encoding {encoding[:80]!r}: bodies are read as they are, without compression")
 
 
-async def _refuse(error: PolymuxError, receive: Receive, send: Send) -> None:
+async def _refuse(error: PolymuxError, receive: Receive, send: Send, linger: bool = True) -> None:
+    """Answer and close. `linger`: something of the body may be on its way."""
     content = error_body(error).model_dump_json().encode()
     headers = {"content-type": "application/json", "content-length": str(len(content)), "connection": "close"}
     headers |= error_headers(error)
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})
     await send({"type": "http.response.body", "body": content, "more_body": True})
-    if not isinstance(error, ReceiveTimeoutError):
+    if linger and not isinstance(error, ReceiveTimeoutError):
         # The answer is out. A client that does not look while it sends gets some time to send the rest.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(_drain(receive), LINGER_S)

@@ -16,10 +16,10 @@ from polymux.errors import InvalidRequestError
 from polymux.request import Capabilities
 from polymux.server.body import parse
 from polymux.server.chat_answer import ChatAnswer
-from polymux.server.chat_protocol import ChatCompletion, ChatRequest
+from polymux.server.chat_protocol import ChatCompletion, ChatRequest, StreamOptions
 from polymux.server.chat_request import FIELD, SYSTEM_ARGUMENT, Asked, asked, check_modalities
 from polymux.server.errors import responses
-from polymux.server.generation import events, generate
+from polymux.server.generation import connected, events, generate
 from polymux.server.image_answer import Encoding
 from polymux.server.image_inputs import (
     Pictures,
@@ -33,7 +33,7 @@ from polymux.server.image_inputs import (
 )
 from polymux.server.image_request import ImageJob, Words, asked_size, image_model, refusals_counted, sampling_params
 from polymux.server.schemas import schema_of
-from polymux.server.sse import stream
+from polymux.server.sse import STREAMED, stream
 from polymux.server.state import ServerState
 
 _SCHEMA = {"content": {"application/json": {"schema": schema_of(ChatRequest)}}, "required": True}
@@ -45,19 +45,17 @@ def routes(state: ServerState) -> APIRouter:
     @router.post(
         "/v1/chat/completions",
         response_model=ChatCompletion,
-        responses=responses(400, 404, 413, 429, 500, 503),
+        responses=responses(400, 404, 413, 429, 500, 503) | STREAMED,
         openapi_extra={"requestBody": _SCHEMA},
     )
     async def create_chat_completion(request: Request) -> Response:
         """A picture as the answer in a conversation. Leaving early cancels."""
         with refusals_counted(state):
-            body = await parse(request, ChatRequest)
-            job = await _job(state, request, body)
+            job, streaming = await _job(state, request)
         answer = ChatAnswer(state.model_names[0], job.encoding)
-        if body.stream:
-            usage = bool(body.stream_options and body.stream_options.include_usage)
+        if streaming is not None:
             all_events = events(state.omni, request, job.prompt, job.params)
-            return await stream(answer.chunks(all_events, job.words, usage), done=True)
+            return await stream(answer.chunks(all_events, job.words, bool(streaming.include_usage)), done=True)
         try:
             output = await generate(state.omni, request, job.prompt, job.params)
         except InvalidRequestError as error:
@@ -68,7 +66,9 @@ def routes(state: ServerState) -> APIRouter:
     return router
 
 
-async def _job(state: ServerState, request: Request, body: ChatRequest) -> ImageJob:
+async def _job(state: ServerState, request: Request) -> tuple[ImageJob, StreamOptions | None]:
+    """What to do, and how to stream if that is asked for. The body, which may hold large pictures, is let go."""
+    body = await parse(request, ChatRequest)
     if body.user is not None:
         request.state.user = body.user
     state.check_model(body.model)
@@ -76,18 +76,20 @@ async def _job(state: ServerState, request: Request, body: ChatRequest) -> Image
         raise InvalidRequestError("stream_options: only with stream = true", param="stream_options")
     capabilities = await image_model(state)
     check_modalities(body.modalities, capabilities.modality)
-    encoding, words = Encoding.of(body, capabilities), Words(body, client_words(capabilities, FIELD))
+    encoding = Encoding.of(body, capabilities)
+    words = Words(body, client_words(capabilities, FIELD) | {"prompt": FIELD})
     question = asked(body, capabilities)
     pictures, size = Pictures(()), asked_size(body.size)
     if question.pictures:
         try:
-            pictures, size = await _load(state, body, question, capabilities)
+            pictures, size = await connected(request, _load(state, body, question, capabilities))
         except InvalidRequestError as error:
             raise words.of(question.located(error)) from None
     params = sampling_params(state, body, size, strength=body.strength)
     if question.system is not None:
         params = replace(params, extra_args=params.extra_args | {SYSTEM_ARGUMENT: question.system})
-    return ImageJob(prompt_of(question.text, pictures, capabilities), params, encoding, words)
+    job = ImageJob(prompt_of(question.text, pictures, capabilities), params, encoding, words)
+    return job, (body.stream_options or StreamOptions()) if body.stream else None
 
 
 async def _load(

@@ -54,7 +54,7 @@ def _seconds(text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        seconds = float(text)
+        seconds = math.nan if "_" in text else float(text)  # 1_0 is a number to Python alone
     except ValueError:
         seconds = math.nan
     if not (math.isfinite(seconds) and seconds > 0):

@@ -17,10 +17,19 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from polymux.errors import AuthenticationError, InvalidRequestError, PolymuxError, RequestAbortedError
+from polymux.errors import (
+    AuthenticationError,
+    DeadlineExceededError,
+    GenerationError,
+    HeadersTooLargeError,
+    InvalidRequestError,
+    PolymuxError,
+    RequestAbortedError,
+)
 from polymux.server.protocol import UNION_TAG, ErrorDetail, ErrorResponse
 
 _PATH = re.compile(r"""(?<=['"])~?/[^'"]*|(?<![\w.])~?/[^\s'",;:()]+""")
+_FIELDS = {"height": "size", "width": "size", "num_outputs_per_prompt": "n"}  # the engine's names -> OpenAI's
 _HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 
 
@@ -47,14 +56,32 @@ def error_headers(error: PolymuxError) -> dict[str, str]:
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, (DeadlineExceededError, GenerationError)):
+        headers["x-should-retry"] = "false"  # OpenAI's SDKs would send the same again, twice
     if isinstance(error, AuthenticationError):
         headers["www-authenticate"] = "Bearer"
     return headers
 
 
+def headers_too_large(limit: int) -> HeadersTooLargeError:
+    """Found out in two places: by the parser, and behind it."""
+    return HeadersTooLargeError(f"the headers have more than {limit} bytes (--max-header-bytes)")
+
+
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """For a route's documentation: the errors that it answers with."""
     return {status: {"model": ErrorResponse} for status in statuses}
+
+
+def in_field_of(model: type[BaseModel], error: InvalidRequestError) -> InvalidRequestError:
+    """The same error, where it says to use a field that this body calls otherwise, or does not have."""
+    name = (error.param or "").removeprefix("extra_args.")
+    hint = f"use the field {name}"
+    if not error.message.endswith(hint):
+        return error
+    field = _FIELDS.get(name, name)
+    better = f"use the field {field}" if field in model.model_fields else "it cannot be chosen here"
+    return InvalidRequestError(error.message.removesuffix(hint) + better, param=error.param)
 
 
 def from_validation(error: ValidationError, model: type[BaseModel]) -> InvalidRequestError:
@@ -84,9 +111,21 @@ def _message(fault: ErrorDetails, param: str | None, model: type[BaseModel]) -> 
             return f"unknown field {reprlib.repr(param)}{known}"
         case _ if param is None:
             return f"the body must be {reason}"
+        case "too_long" | "too_short" | "string_too_long" | "string_too_short" as kind:
+            return f"{param}={reprlib.repr(fault['input'])}: must {_length(kind, fault['ctx'])}"
         case "size" | "reference" | "value":
             return f"{param}={reprlib.repr(fault['input'])}: {reason}"
+        case "string_too_long" | "string_too_short" | "too_long" | "too_short":
+            reason = re.sub(r"^\w+ should (have at \w+ \d+ \w+).*", r"\1", reason)
+            return f"{param}={reprlib.repr(fault['input'])}: must {reason}"
     return f"{param}={reprlib.repr(fault['input'])}: must be {reason}"
+
+
+def _length(kind: str, limits: dict[str, Any]) -> str:
+    what = "characters" if kind.startswith("string") else "items"
+    if kind.endswith("long"):
+        return f"have at most {limits['max_length']} {what}" if limits["max_length"] else "be empty"
+    return f"have at least {limits['min_length']} {what}" if limits["min_length"] > 1 else "not be empty"
 
 
 def _on_polymux_error(request: Request, error: Exception) -> Response:

@@ -21,7 +21,8 @@ from fastapi.responses import Response, StreamingResponse
 from polymux.errors import RangeNotSatisfiableError
 from polymux.server.errors import error_response
 
-_RANGE = re.compile(r"bytes=\s*(\d*)\s*-\s*(\d*)\s*")
+_RANGE = re.compile(r"bytes=[ \t]*(\d*)[ \t]*-[ \t]*(\d*)[ \t]*", re.ASCII | re.IGNORECASE)
+_DIGITS = 18  # more than the size of any file has
 _PIECE = 2**18
 
 
@@ -90,12 +91,19 @@ def _range(request: Request, stat: os.stat_result, etag: str) -> tuple[int, int]
     condition = request.headers.get("if-range")
     if condition is not None and condition != etag and _time(condition) != int(stat.st_mtime):
         return None
+    first, end = (_number(digits) for digits in found.groups())
     if not found[1]:
-        return max(0, stat.st_size - int(found[2])), stat.st_size
-    start, last = int(found[1]), int(found[2]) if found[2] else stat.st_size - 1
+        return max(0, stat.st_size - end), stat.st_size
+    start, last = first, end if found[2] else stat.st_size - 1
     if last < start and found[2]:
         return None  # no valid range at all: as if it were not there
     return start, min(last + 1, stat.st_size)
+
+
+def _number(digits: str) -> int:
+    """Beyond the end of any file is as good as what is meant."""
+    digits = digits.lstrip("0")
+    return 10**_DIGITS if len(digits) > _DIGITS else int(digits or "0")
 
 
 def _time(value: str | None) -> float | None:

@@ -20,6 +20,9 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from polymux.errors import InvalidRequestError, MediaTypeError
 from polymux.server.errors import from_validation
+from polymux.server.json_guard import check_json
+from polymux.server.log import note
+from polymux.server_config import HttpConfig
 
 Model = TypeVar("Model", bound=BaseModel)
 Files = dict[str, list[str | bytes]]  # by field: an upload's bytes, or the text of a field that names a file elsewhere
@@ -44,7 +47,9 @@ async def parse_form(request: Request, model: type[Model], files: Collection[str
         raise MediaTypeError(f"Content-Type {request.headers.get('content-type', '')[:80]!r}: must be {MEDIA_TYPE}")
     form = await _read(request)
     try:
-        return await _sorted(form, model, files)
+        body, found = await _sorted(form, model, files, request.state.limits)
+        note(request, body)
+        return body, found
     finally:
         await form.close()
 
@@ -66,7 +71,7 @@ async def _read(request: Request) -> FormData:
 
 
 class _Parser(MultiPartParser):
-    """Stricter than its base, which takes a form that is cut off for one with fewer fields, and bad UTF-8 for Latin-1."""
+    """Stricter than its base, which takes a form that is cut off for one with fewer fields, and no UTF-8 as Latin-1."""
 
     def __init__(self, request: Request, **limits: Any) -> None:
         stream: AsyncGenerator[bytes] = request.stream()
@@ -87,8 +92,11 @@ class _Parser(MultiPartParser):
         self.ended = True
 
 
-async def _sorted(form: FormData, model: type[Model], files: Collection[str]) -> tuple[Model, Files]:
+async def _sorted(
+    form: FormData, model: type[Model], files: Collection[str], limits: HttpConfig
+) -> tuple[Model, Files]:
     fields: dict[str, Any] = {}
+    lists: dict[str, list[Any]] = {}  # those that come item by item
     found: Files = {name: [] for name in files}
     for name, value in form.multi_items():
         plain = name.removesuffix("[]")
@@ -97,21 +105,24 @@ async def _sorted(form: FormData, model: type[Model], files: Collection[str]) ->
             continue
         if isinstance(value, UploadFile):
             raise InvalidRequestError(f"{name[:80]}: must be a plain field, without a filename", param=name[:80])
-        if name.endswith("[]") and _is_list(model, plain):
-            fields.setdefault(plain, []).append(_json(value))
+        if name != plain and _is_list(model, plain):
+            lists.setdefault(plain, []).append(_json(value, limits))
         elif name in fields:
             raise InvalidRequestError(f"{name[:80]} is given more than once", param=name[:80])
         else:
-            fields[name] = value if _is_text(model, name) else _json(value)
+            fields[name] = value if _is_text(model, name) else _json(value, limits)
+    for name in lists.keys() & fields.keys():
+        raise InvalidRequestError(f"{name} is given more than once, also as {name}[]", param=name)
     try:
         # By way of JSON, whose lists are what a strict model takes as such.
-        return model.model_validate_json(pydantic_core.to_json(fields)), found
+        return model.model_validate_json(pydantic_core.to_json(fields | lists)), found
     except ValidationError as error:
         raise from_validation(error, model) from None
 
 
-def _json(text: str) -> Any:
+def _json(text: str, limits: HttpConfig) -> Any:
     """The value that a text stands for; a text that is no JSON stands for itself, and a strict model refuses it."""
+    check_json(text.encode(), max_depth=limits.max_json_depth, max_values=limits.max_json_values)
     try:
         return pydantic_core.from_json(text, allow_inf_nan=False)
     except ValueError:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from typing import TypeVar
 
 from fastapi import Request
 
 from polymux.errors import GenerationError, RequestAbortedError
 from polymux.omni_output import OmniPreview, OmniRequestOutput
-from polymux.prompts import Prompt
-from polymux.request import OmniDiffusionSamplingParams, Progress
+from polymux.prompts import Params, Prompt
+from polymux.request import Progress
 from polymux.server.deadline import deadline_of, exceeded
 from polymux.server.state import Generator
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def events(
-    omni: Generator, request: Request, prompt: Prompt, params: OmniDiffusionSamplingParams, partial_images: int = 0
+    omni: Generator, request: Request, prompt: Prompt, params: Params, partial_images: int = 0
 ) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
     """What the generator tells, and then the output. Raises what it raises, RequestAbortedError if the client left, and
     DeadlineExceededError if its time was over.
@@ -36,15 +36,23 @@ def events(
     return while_connected(request, omni.generate(prompt, params, request_id=engine_id, partial_images=partial_images))
 
 
-async def generate(
-    omni: Generator, request: Request, prompt: Prompt, params: OmniDiffusionSamplingParams
-) -> OmniRequestOutput:
+async def generate(omni: Generator, request: Request, prompt: Prompt, params: Params) -> OmniRequestOutput:
     """The output of `events`."""
     async with contextlib.aclosing(events(omni, request, prompt, params)) as all_events:
         async for event in all_events:
             if isinstance(event, OmniRequestOutput):
                 return event
     raise GenerationError("the generation ended without an output")
+
+
+async def connected(request: Request, work: Awaitable[T]) -> T:
+    """What `work` returns. When the client leaves or its time is over, ends it and raises as `while_connected` does."""
+
+    async def only() -> AsyncGenerator[T]:
+        yield await work
+
+    async with contextlib.aclosing(while_connected(request, only())) as items:
+        return await anext(items)
 
 
 async def while_connected(request: Request, source: AsyncGenerator[T]) -> AsyncGenerator[T]:

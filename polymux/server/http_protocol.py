@@ -12,9 +12,9 @@ from typing import ClassVar
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from polymux.config import HttpConfig
-from polymux.errors import BadHttpError, HeadersTooLargeError, OverloadedError, PolymuxError, ReceiveTimeoutError
-from polymux.server.errors import error_body, error_headers
+from polymux.errors import BadHttpError, OverloadedError, PolymuxError, ReceiveTimeoutError
+from polymux.server.errors import error_body, error_headers, headers_too_large
+from polymux.server_config import HttpConfig
 
 
 def protocol_for(config: HttpConfig) -> type[HttpProtocol]:
@@ -28,6 +28,7 @@ class HttpProtocol(H11Protocol):
     limits: ClassVar[HttpConfig] = HttpConfig()
 
     _head_timer: asyncio.TimerHandle | None = None
+    _send_timer: asyncio.TimerHandle | None = None
     _refusal: PolymuxError | None = None  # of a connection too many
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
@@ -40,6 +41,7 @@ class HttpProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch_head()
+        self._unwatch_sending()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -55,10 +57,32 @@ class HttpProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         error = sys.exception()  # the base class calls this where it caught what h11 raised, and does not pass it on
         if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431:
-            most = self.config.h11_max_incomplete_event_size
-            self._refuse(HeadersTooLargeError(f"the headers have more than {most} bytes (--max-header-bytes)"))
+            self._refuse(headers_too_large(self.limits.max_header_bytes))
         else:
             self._refuse(BadHttpError(f"this is not valid HTTP/1.1: {str(error)[:200]}"))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_sending()
+
+    def resume_writing(self) -> None:
+        self._unwatch_sending()
+        super().resume_writing()
+
+    def _watch_sending(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._send_timer = self.loop.call_later(self.limits.send_timeout, self._check_sending, left)
+
+    def _unwatch_sending(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+    def _check_sending(self, left: int) -> None:
+        if self.transport.get_write_buffer_size() < left:
+            self._watch_sending()
+        else:
+            self.transport.abort()  # the rest of the answer is given up, and with it its memory
 
     def _watch_head(self) -> None:
         self._head_timer = self.loop.call_later(self.limits.receive_timeout, self._head_is_late)

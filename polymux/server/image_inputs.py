@@ -67,7 +67,12 @@ def check_sources(sources: Sources, capabilities: Capabilities) -> None:
     """Raises InvalidRequestError if the model does not take what was sent. Before anything is fetched or decoded."""
     name, count = picture_argument(capabilities), len(sources.pictures)
     if name is None:
-        why = "the model makes pictures from text alone; see /v1/images/generations"
+        others = ", ".join(capabilities.media)
+        why = (
+            f"the model takes none to start from, only {others}"
+            if others
+            else "the model makes pictures from text alone"
+        )
         raise InvalidRequestError(f"{sources.field}: {why}", param=sources.field)
     if count == 0:
         raise InvalidRequestError(f"{sources.field} is missing: a picture to start from", param=sources.field)
@@ -91,7 +96,10 @@ async def load(media: MediaLoader, sources: Sources, capabilities: Capabilities,
             raise InvalidRequestError(f"{sources.field}: too many pixels in all: {allowed}", param=sources.field)
         loaded.append(picture)
     mask = None if sources.mask is None else await media.image(sources.mask, param="mask")
-    return _prepared(Pictures(loaded, mask), capabilities)
+    prepared = _prepared(Pictures(loaded, mask), capabilities)
+    for picture in prepared.pictures:  # without alpha they are others than those that were loaded
+        media.held.add(picture)
+    return prepared
 
 
 def _prepared(given: Pictures, capabilities: Capabilities) -> Pictures:

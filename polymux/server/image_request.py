@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Self
 
 from fastapi import Request
 
-from polymux.errors import InvalidRequestError, PolymuxError
+from polymux.errors import InvalidRequestError, PolymuxError, RequestAbortedError
 from polymux.prompts import Prompt
 from polymux.request import Capabilities, OmniDiffusionSamplingParams
+from polymux.server.errors import in_field_of
 from polymux.server.image_answer import Encoding
 from polymux.server.protocol import ImageEditFields, ImageFields, ImageGenerationRequest, SamplingFields
 from polymux.server.state import ServerState
@@ -24,25 +25,28 @@ from polymux.server.state import ServerState
 StreamKind = Literal["image_generation", "image_edit"]
 
 
-@dataclass(frozen=True)
 class Words:
-    """How the client said what the engine calls otherwise."""
+    """How the client said what the engine calls otherwise. Keeps nothing else of the body, which may be large."""
 
-    body: SamplingFields
-    media: Mapping[str, str] = field(default_factory=dict)  # the pipeline's argument -> the client's field
+    def __init__(self, body: SamplingFields, media: Mapping[str, str]) -> None:
+        """`media`: the pipeline's argument -> the client's field."""
+        self._body = type(body)
+        self._size = body.size
+        self._extra_args = frozenset(body.extra_args or {})
+        self._media = media
 
     def of(self, error: InvalidRequestError) -> InvalidRequestError:
         """The same error, about the field that the client sent."""
         match error.param:
             case "height" | "width" | "size":
-                return type(error)(f"size={self.body.size!r}: {error.message}", param="size")
+                return type(error)(f"size={self._size!r}: {error.message}", param="size")
             case "num_outputs_per_prompt":
                 return _renamed(error, error.param, "n")
-            case str() as name if name in self.media:
-                return _renamed(error, name, self.media[name])
-            case str() as name if name in (self.body.extra_args or {}):
+            case str() as name if name in self._media:
+                return _renamed(error, name, self._media[name])
+            case str() as name if name in self._extra_args:
                 return _renamed(error, name, f"extra_args.{name}")
-        return error
+        return in_field_of(self._body, error)
 
 
 @dataclass(frozen=True)
@@ -116,9 +120,12 @@ def sampling_params(
 
 @contextlib.contextmanager
 def refusals_counted(state: ServerState) -> Iterator[None]:
-    """Counts a request that is refused inside. All that get further are counted behind the generator."""
+    """Counts a request that ends inside. All that get further are counted behind the generator."""
     try:
         yield
+    except RequestAbortedError:
+        state.omni.metrics.count("aborted")
+        raise
     except PolymuxError:
         state.omni.metrics.count("refused")
         raise

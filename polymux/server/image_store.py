@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from polymux.config import FilesConfig
 from polymux.errors import InvalidRequestError
 from polymux.server.image_answer import Picture
+from polymux.server_config import FilesConfig
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -19,7 +18,7 @@ from polymux.server.body import parse
 from polymux.server.errors import responses
 from polymux.server.files import url_of
 from polymux.server.forms import MEDIA_TYPE, is_form, parse_form
-from polymux.server.generation import generate
+from polymux.server.generation import connected, generate
 from polymux.server.image_answer import Encoding, by_url, encoded, inline
 from polymux.server.image_inputs import (
     Sources,
@@ -49,13 +48,9 @@ from polymux.server.protocol import (
     ImageVariationFields,
 )
 from polymux.server.schemas import schema_of
-from polymux.server.sse import MEDIA_TYPE as EVENTS
-from polymux.server.sse import stream
+from polymux.server.sse import STREAMED, stream
 from polymux.server.state import ServerState
 
-_STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"content": {EVENTS: {"schema": {"type": "string", "description": "with stream: events, see docs/server.md"}}}}
-}
 _ERRORS = responses(400, 404, 413, 429, 500, 503)
 _UPLOAD = {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
 
@@ -83,7 +78,7 @@ def routes(state: ServerState) -> APIRouter:
     @router.post(
         "/v1/images/generations",
         response_model=ImagesResponse,
-        responses=_STREAM,
+        responses=STREAMED,
         openapi_extra=_body(_json(ImageGenerationRequest)),
     )
     async def create_image(request: Request) -> Response:
@@ -106,14 +101,13 @@ def routes(state: ServerState) -> APIRouter:
     @router.post(
         "/v1/images/edits",
         response_model=ImagesResponse,
-        responses=_STREAM,
+        responses=STREAMED,
         openapi_extra=_body(_form(ImageEditFields, "image", "mask"), _json(ImageEditRequest)),
     )
     async def edit_image(request: Request) -> Response:
         """Pictures from pictures and a prompt, as a form with uploads or as JSON with URLs. Leaving early cancels."""
         with refusals_counted(state):
-            body, sources = await _edit(request)
-            job = await edit_job(state, request, body, sources, body.prompt)
+            job = await edit_job(state, request, *await _edit(request))
         return await respond(state, request, job)
 
     @router.post(
@@ -124,8 +118,7 @@ def routes(state: ServerState) -> APIRouter:
     async def vary_image(request: Request) -> Response:
         """Pictures like a picture, where the model can do that without a prompt. Leaving early cancels."""
         with refusals_counted(state):
-            body, files = await parse_form(request, ImageVariationFields, ("image",))
-            job = await edit_job(state, request, body, Sources(files["image"]), "")
+            job = await edit_job(state, request, *await _variation(request))
         return await respond(state, request, job)
 
     return router
@@ -137,36 +130,42 @@ async def _edit(request: Request) -> tuple[ImageEditFields, Sources]:
         if len(files["mask"]) > 1:
             raise InvalidRequestError("mask is given more than once", param="mask")
         return fields, Sources(files["image"], next(iter(files["mask"]), None))
-    body = await parse(request, ImageEditRequest)
+    body = await parse(request, ImageEditRequest, or_form=True)
     if body.image is not None and body.images is not None:
         raise InvalidRequestError("images: cannot be combined with image", param="images")
     field = "image" if body.images is None else "images"
     return body, Sources(body.image or body.images or (), body.mask, field)
 
 
+async def _variation(request: Request) -> tuple[ImageVariationFields, Sources]:
+    fields, files = await parse_form(request, ImageVariationFields, ("image",))
+    return fields, Sources(files["image"])
+
+
 async def edit_job(
-    state: ServerState,
-    request: Request,
-    body: ImageEditFields | ImageVariationFields,
-    sources: Sources,
-    prompt: str,
+    state: ServerState, request: Request, body: ImageEditFields | ImageVariationFields, sources: Sources
 ) -> ImageJob:
-    """What to do for a request that brings pictures. Fetches and decodes them. Raises PolymuxError."""
+    """What to do for a request that brings pictures. Fetches and decodes them. Raises PolymuxError.
+
+    What was uploaded is not needed after that: callers keep no reference to it.
+    """
     capabilities = await admit(state, request, body)
     if isinstance(body, ImageVariationFields) and not capabilities.variations:
         raise InvalidRequestError("the model makes no variations of a picture; see /v1/images/edits", param="model")
     streaming = Streaming.of(body) if isinstance(body, ImageEditFields) else None
     check_sources(sources, capabilities)
     encoding, words = Encoding.of(body, capabilities), Words(body, client_words(capabilities, sources.field))
-    pictures = await load(state.media, sources, capabilities, state.config.media.max_input_image_size)
+    loading = load(state.media, sources, capabilities, state.config.media.max_input_image_size)
+    pictures = await connected(request, loading)
     try:
         size = output_size(body.size, pictures.pictures[0], capabilities)
         pictures, size = await asyncio.to_thread(sized, pictures, size, capabilities, state.omni.config.limits)
     except InvalidRequestError as error:
         raise words.of(error) from None
     params = sampling_params(state, body, size, strength=body.strength)
-    whole = prompt_of(prompt, pictures, capabilities)
-    return ImageJob(whole, params, encoding, words, body.response_format == "url", streaming)
+    text = body.prompt if isinstance(body, ImageEditFields) else ""
+    prompt = prompt_of(text, pictures, capabilities)
+    return ImageJob(prompt, params, encoding, words, body.response_format == "url", streaming)
 
 
 async def respond(state: ServerState, request: Request, job: ImageJob) -> Response:
@@ -177,12 +176,12 @@ async def respond(state: ServerState, request: Request, job: ImageJob) -> Respon
         output = await generate(state.omni, request, job.prompt, job.params)
     except InvalidRequestError as error:
         raise job.words.of(error) from None
-    pictures = await asyncio.to_thread(encoded, output, job.encoding)
     if job.as_url:
+        pictures = await asyncio.to_thread(encoded, output, job.encoding)
         names = state.image_files.add(pictures)
         files = state.config.files
         urls = [url_of(name, request, files.public_url) for name in names]
         content = by_url(pictures, output.seeds[0], urls, int(time.time() + files.image_url_ttl))
     else:
-        content = await asyncio.to_thread(inline, pictures, output.seeds[0])
+        content = await asyncio.to_thread(lambda: inline(encoded(output, job.encoding), output.seeds[0]))
     return Response(content, media_type="application/json")

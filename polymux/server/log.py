@@ -12,7 +12,9 @@ import time
 import uuid
 from urllib.parse import quote
 
+from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polymux.logs import FIELDS
@@ -25,11 +27,17 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _QUIET = ("/health", "/live", "/ready", "/metrics")  # polled every few seconds
 
 
+def note(request: Request, body: BaseModel) -> None:
+    """What this request asks for: for the log, if it is to have it. The body itself is not kept."""
+    if request.state.log_body:
+        request.state.asked = shortened(body)
+
+
 class RequestLog:
     """ASGI middleware: gives every request an id (`request.state.request_id`), answers with it, logs the outcome."""
 
     def __init__(self, app: ASGIApp, with_bodies: bool = False) -> None:
-        """`with_bodies`: log what `request.state.asked` holds, if a route has put the body there."""
+        """`with_bodies`: log what requests ask for, as far as routes `note` it."""
         self.app = app
         self.with_bodies = with_bodies
 
@@ -40,7 +48,7 @@ class RequestLog:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
-        state["request_id"] = request_id
+        state |= {"request_id": request_id, "log_body": self.with_bodies}
         status, started = 499, time.perf_counter()  # 499 stays if the client left before there was an answer
 
         async def send_with_id(message: Message) -> None:
@@ -66,8 +74,8 @@ class RequestLog:
                 fields["ended"] = state["ended"]
             if "user" in state:
                 fields["user"] = quote(state["user"])
-            if self.with_bodies and "asked" in state:
-                fields["request"] = shortened(state["asked"])
+            if "asked" in state:
+                fields["request"] = state["asked"]
             level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
             logger.log(level, _line(fields), extra={FIELDS: fields})
 

@@ -8,9 +8,10 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from polymux.sampling import FIELDS as SAMPLING_FIELDS
 from polymux.server.errors import responses
 from polymux.server.state import ServerState
-from polymux.validation import ARGUMENT_FIELDS
+from polymux.validation import ARGUMENT_FIELDS, is_extra
 
 
 class ModelLimits(BaseModel):
@@ -29,8 +30,10 @@ class ModelLimits(BaseModel):
     max_json_values: int = Field(description="values in a body")
     max_connections: int
     receive_timeout: float = Field(description="seconds that the headers, and then the body, may take to arrive")
+    send_timeout: float = Field(description="seconds that a client may take nothing of its answer")
     request_timeout: float | None = Field(description="seconds until a request is given up; null: no limit")
     max_media_bytes: int = Field(description="of one file")
+    max_total_media_bytes: int = Field(description="of the decoded media of all requests under way together")
     max_input_image_size: int = Field(description="pixels")
     max_media_redirects: int = Field(description="that fetching a URL follows")
     media_fetch_timeout: float = Field(description="seconds that fetching a URL may take")
@@ -53,6 +56,14 @@ class ModelAbilities(BaseModel):
     previews: bool = Field(description="a stream may have partial_images; if not, `refused` says why")
     size_multiple: int = Field(description="width and height must be multiples of it")
     lora: bool = Field(description="requests may name adapters")
+    frame_interpolation: bool = Field(description="a request may have enable_frame_interpolation")
+    voices: list[str] = Field(description="of a model that speaks; the first is the default")
+    languages: list[str] = Field(description="that a request may name")
+    frames_multiple: int = Field(description="num_frames must be 1 more than a multiple of it")
+    defaults: dict[str, int] = Field(description="height, width and num_frames that it uses if they are left out")
+    fps: float | None = Field(description="frames per second of its videos, unless a request says otherwise")
+    sample_rate: int | None = Field(description="samples per second of its sound")
+    max_seconds: float | None = Field(description="of a sound; null: as far as is known, only limits.max_audio_seconds")
     merges: bool = Field(description="whether requests are batched")
     dtype: str
     parameters: int
@@ -111,12 +122,13 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
     if can is None:
         return None
     takes = [name for name in can.arguments if name not in can.refused and name not in can.media]
+    fields = SAMPLING_FIELDS if can.samples else ARGUMENT_FIELDS
     return ModelAbilities(
         family=can.family,
         pipeline=can.pipeline,
         modality=can.modality,
-        fields=sorted(name for name in takes if name in ARGUMENT_FIELDS),
-        extra_args=sorted(name for name in takes if name not in ARGUMENT_FIELDS and name != "prompt"),
+        fields=sorted(name for name in takes if name in fields),
+        extra_args=sorted(name for name in takes if name not in fields and is_extra(name)),
         refused=can.refused,
         required=list(can.required),
         media=can.media,
@@ -126,6 +138,14 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         previews=can.previews,
         size_multiple=can.size_multiple,
         lora=can.lora,
+        frame_interpolation=can.frame_interpolation,
+        voices=list(can.voices),
+        languages=list(can.languages),
+        frames_multiple=can.frames_multiple,
+        defaults=can.defaults,
+        fps=can.fps,
+        sample_rate=can.sample_rate,
+        max_seconds=can.max_seconds,
         merges=can.merges,
         dtype=can.dtype,
         parameters=can.parameters,

@@ -12,11 +12,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from polymux.config import EngineConfig, ServerConfig
+from polymux.config import EngineConfig
 from polymux.omni import AsyncOmni
 from polymux.server.app import build_api
 from polymux.server.differences import DIFFERENCES
 from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 
 Schema = dict[str, Any]
 

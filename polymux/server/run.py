@@ -17,12 +17,13 @@ from collections.abc import Generator
 import uvicorn
 
 from polymux import logs
-from polymux.config import EngineConfig, ServerConfig
+from polymux.config import EngineConfig
 from polymux.errors import ConfigError
 from polymux.omni import AsyncOmni
 from polymux.server.app import build_app
 from polymux.server.http_protocol import protocol_for
 from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 
 logger = logging.getLogger("polymux.server")
 

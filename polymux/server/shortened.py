@@ -9,10 +9,12 @@ from pydantic import BaseModel
 
 MAX_TEXT = 200  # characters of one string
 MAX_ITEMS = 16  # of one list or object
-MAX_DEPTH = 4
+MAX_DEPTH = 6  # as deep as the parts of a message
 MAX_LINE = 4000  # characters
+LOOKED_AT = 4096  # characters of one string
 
-_ENCODED = re.compile(rf"[A-Za-z0-9+/=_-]{{{MAX_TEXT}}}")  # base64, or something else that nobody reads
+# Data URLs, also in the middle of a text, and base64 without one, whether in one line or in lines of 76 characters.
+_MEDIA = re.compile(r"data:[^\s,]*,\S*|[a-z0-9+/=_-]{70,}", re.IGNORECASE)
 
 
 def shortened(asked: BaseModel) -> str:
@@ -39,10 +41,9 @@ def _short(value: object, depth: int) -> object:
 
 
 def _short_text(text: str) -> str:
-    if text.startswith("data:"):
+    if text[:5].lower() == "data:" and not text[5:6].isspace():  # to its end, for the loader skips blanks in it
         return f"<data URL of {len(text)} characters>"
-    if len(text) <= MAX_TEXT:
-        return text
-    if _ENCODED.match(text):
-        return f"<{len(text)} characters>"
-    return f"{text[:MAX_TEXT]}... ({len(text)} characters)"
+    shown = _MEDIA.sub(lambda media: f"<{len(media[0])} characters>", text[:LOOKED_AT])
+    if len(shown) <= MAX_TEXT and len(text) <= LOOKED_AT:
+        return shown
+    return f"{shown[:MAX_TEXT]}... ({len(text)} characters)"

@@ -21,6 +21,13 @@ from polymux.server.errors import error_body
 from polymux.server.protocol import ErrorDetail
 
 MEDIA_TYPE = "text/event-stream"
+STREAMED: dict[int | str, dict[str, Any]] = {  # for a route's documentation
+    200: {
+        "content": {
+            MEDIA_TYPE: {"schema": {"type": "string", "description": "with stream: events, see docs/server.md"}}
+        }
+    }
+}
 HEARTBEAT_S = 15.0  # proxies commonly close what is silent for a minute, some after thirty seconds
 COMMENT = b": still here\n\n"
 DONE = b"data: [DONE]\n\n"

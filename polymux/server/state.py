@@ -10,18 +10,19 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from polymux.config import EngineConfig, ServerConfig, video_dir
+from polymux.config import EngineConfig, video_dir
 from polymux.errors import ModelNotFoundError
 from polymux.media.source import MediaLoader
 from polymux.metrics import Metrics
 from polymux.omni_output import OmniPreview, OmniRequestOutput
 from polymux.orchestrator.orchestrator import Status
-from polymux.prompts import Prompt
-from polymux.request import Capabilities, OmniDiffusionSamplingParams, OutputChunk, Progress
+from polymux.prompts import Params, Prompt
+from polymux.request import Capabilities, OutputChunk, Progress, SoundPiece
 from polymux.server.adapter_files import AdapterFiles
 from polymux.server.http_metrics import HttpMetrics
 from polymux.server.image_store import ImageStore
 from polymux.server.video_jobs import VideoJobs
+from polymux.server_config import ServerConfig
 
 
 class Generator(Protocol):
@@ -54,7 +55,7 @@ class Generator(Protocol):
     def generate(
         self,
         prompt: Prompt,
-        sampling_params: OmniDiffusionSamplingParams,
+        sampling_params: Params,
         *,
         request_id: str | None = None,
         partial_images: int = 0,
@@ -64,8 +65,8 @@ class Generator(Protocol):
         ...
 
     def stream(
-        self, prompt: Prompt, sampling_params: OmniDiffusionSamplingParams, *, request_id: str | None = None
-    ) -> AsyncGenerator[Progress | OutputChunk | OmniRequestOutput]:
+        self, prompt: Prompt, sampling_params: Params, *, request_id: str | None = None
+    ) -> AsyncGenerator[Progress | OutputChunk | SoundPiece | OmniRequestOutput]:
         """`generate` with large arrays in parts. Sent, or refused, before this returns. Raises PolymuxError."""
         ...
 

@@ -1,7 +1,8 @@
 """Video jobs: each is a task that follows its request in the engine, encodes what comes, and keeps the result.
 
-A job is what its row says: there is no second truth in memory. Everything that touches the folder runs in one thread;
-encoding runs in threads of its own, one step at a time, so that whoever ends a job knows that nothing writes any more.
+A job is what its row says. Memory knows better only while a job has failed and no row can say so, for want of room.
+Everything that touches the folder runs in one thread; encoding runs in threads of its own, one step at a time, so that
+whoever ends a job knows that nothing writes any more.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from polymux.config import VideoConfig
 from polymux.errors import GenerationError, PolymuxError, StorageError, StorageFullError, VideoNotFoundError
 from polymux.omni_output import OmniRequestOutput
 from polymux.prompts import Prompt
-from polymux.request import Capabilities, OmniDiffusionSamplingParams, OutputChunk, Progress
+from polymux.request import Capabilities, OmniDiffusionSamplingParams, OutputChunk, Progress, SoundPiece
 from polymux.server.errors import error_body
 from polymux.server.video_file import VideoFile, Written
 from polymux.server.video_store import JobError, Order, VideoRecord, VideoStore, expiry
 from polymux.server.video_wish import VideoWish
+from polymux.server_config import VideoConfig
 
 logger = logging.getLogger("polymux.server")
 
@@ -37,7 +38,7 @@ CLOSE_S = 10.0  # for the encoding of outputs that are complete
 _STARTED, _DENOISED, _DECODED, _WRITTEN = 1, 85, 90, 99
 
 T = TypeVar("T")
-Events = AsyncGenerator[Progress | OutputChunk | OmniRequestOutput]
+Events = AsyncGenerator[Progress | OutputChunk | SoundPiece | OmniRequestOutput]
 Step = Callable[[int], Awaitable[None]]
 
 
@@ -101,11 +102,11 @@ class VideoJobs:
         found = await self._on_disk(store.get, video_id)
         if found is None:
             raise _unknown(video_id)
-        return found
+        return self._corrected(found)
 
     async def page(self, limit: int, after: str | None, order: Order) -> list[VideoRecord]:
         store = await self.open()
-        return await self._on_disk(store.page, limit, after, order)
+        return [self._corrected(record) for record in await self._on_disk(store.page, limit, after, order)]
 
     async def path(self, record: VideoRecord) -> Path:
         """Of the file of a completed job."""
@@ -118,8 +119,9 @@ class VideoJobs:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+        there = await self._on_disk(store.delete, video_id)
         self._unsaved.pop(video_id, None)
-        if not await self._on_disk(store.delete, video_id):
+        if not there:
             raise _unknown(video_id)
 
     async def scratch(self) -> Path:
@@ -179,7 +181,8 @@ class VideoJobs:
         file = self.file(store.partial(record.filename), wish)
         try:
             await self._on_disk(store.insert, record, self._config.video_max_jobs, self._config.video_max_bytes)
-            accepted.set_result(None)
+            if not accepted.done():  # whoever asked may be gone
+                accepted.set_result(None)
             _, written = await self.write(events, file, self._reporter(store, record.id, file))
             await self._check_room(store, file)
             now = time.time()
@@ -196,7 +199,10 @@ class VideoJobs:
         except Exception:  # a fault of ours: the job must not stay as it is
             logger.exception("%s failed", record.id)
             await _to_end(file.abandon)
-            await self._fail(store, record.id, PolymuxError("internal error"))
+            if accepted.done():
+                await self._fail(store, record.id, PolymuxError("internal error"))
+            else:
+                accepted.set_exception(PolymuxError("internal error"))
         finally:
             await _to_end(file.abandon)
             self._expiry_changed.set()
@@ -235,6 +241,13 @@ class VideoJobs:
         except StorageError:
             logger.exception("that %s has failed cannot be written; trying again later", video_id)
             self._unsaved[video_id] = why
+
+    def _corrected(self, record: VideoRecord) -> VideoRecord:
+        """With what could not be written yet."""
+        why = self._unsaved.get(record.id)
+        if why is None:
+            return record
+        return replace(record, status="failed", error_code=why.code, error_message=why.message, error_param=why.param)
 
     def _ended(self, video_id: str, accepted: asyncio.Future[None]) -> None:
         del self._tasks[video_id]

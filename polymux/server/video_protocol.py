@@ -11,14 +11,18 @@ from pydantic_core import PydanticCustomError
 from polymux.media.video_track import VideoFormat
 from polymux.server.protocol import Body, Size
 from polymux.server.video_store import Order, Status
+from polymux.validation import MAX_INTERPOLATION_EXP
 
+_NUMBER = re.compile(r"[0-9]{1,32}(\.[0-9]{0,32})?(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 VIDEO_ID = re.compile(r"video_[0-9a-f]{32}")
 
 
 def _seconds(value: object) -> float:
+    readable = isinstance(value, (int, float)) and not isinstance(value, bool)
+    readable = readable or (isinstance(value, str) and _NUMBER.fullmatch(value) is not None)
     try:
-        seconds = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else -1.0
-    except ValueError:
+        seconds = float(value) if readable else -1.0  # type: ignore[arg-type]
+    except OverflowError:
         seconds = -1.0
     if not 0 < seconds < 1e6:
         raise PydanticCustomError("size", 'must be seconds above 0, such as "4" or 2.5')
@@ -77,6 +81,13 @@ class VideoFields(Body):
     sigmas: tuple[float, ...] | None = None
     timesteps: tuple[float, ...] | None = None
     max_sequence_length: int | None = Field(None, description="tokens of the prompt")
+    enable_frame_interpolation: bool | None = Field(None, description="put frames between those of the model")
+    frame_interpolation_exp: int | None = Field(
+        None, ge=1, le=MAX_INTERPOLATION_EXP, description="default 1: n frames become (n - 1) * 2^exp + 1"
+    )
+    frame_interpolation_scale: float | None = Field(
+        None, description="default 1: of the frames, where motion is estimated; 0.25, 0.5, 1, 2, 4"
+    )
     extra_args: dict[str, Any] | None = Field(None, description="further arguments of the model's own pipeline")
     user: str | None = Field(None, max_length=256, description="appears in the server's log line")
 

@@ -6,25 +6,24 @@ through the capabilities of the loaded one; knows no particular pipeline.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi import Request
 
-from polymux.config import LimitsConfig
 from polymux.errors import InvalidRequestError
-from polymux.media.audio import Sound, resample
-from polymux.media.decode import MediaLimits, decode_audio, decode_video
 from polymux.media.video import check_fps, frames_for
 from polymux.media.video_track import VideoFormat
-from polymux.prompts import Medium, OmniPrompt
+from polymux.prompts import OmniPrompt
 from polymux.request import Capabilities, OmniDiffusionSamplingParams
 from polymux.server.body import parse
 from polymux.server.forms import is_form, parse_form
+from polymux.server.media_inputs import load, not_taken
 from polymux.server.state import ServerState
 from polymux.server.video_protocol import VideoFields, VideoRequest
 from polymux.server.video_wish import VideoWish, Words
+from polymux.validation import INTERPOLATION
 
 # The pipeline's arguments that `input_reference` may mean: the first that there is.
 REFERENCES = (
@@ -37,7 +36,6 @@ REFERENCES = (
     "control_image",
     "video",
 )
-MAX_MEDIA_SECONDS = 3600.0  # of one input; what it may take in memory is limited beside it
 
 Media = Mapping[str, list[str | bytes]]  # uploads and URLs, by the field that they came in
 
@@ -58,10 +56,11 @@ async def read(state: ServerState, request: Request) -> VideoWish:
 
 async def _read(request: Request, capabilities: Capabilities) -> tuple[VideoFields, Media]:
     if is_form(request):
-        names = {"input_reference", "input_reference[image_url]", *capabilities.media}
+        media = {*capabilities.media, *(capabilities.refused.keys() - VideoFields.model_fields.keys())}
+        names = {"input_reference", "input_reference[image_url]", *media}
         fields, found = await parse_form(request, VideoFields, names)
         return fields, {name.removesuffix("[image_url]"): items for name, items in found.items() if items}
-    body = await parse(request, VideoRequest)
+    body = await parse(request, VideoRequest, or_form=True)
     sent: dict[str, list[str | bytes]] = {f"media.{name}": [*sources] for name, sources in (body.media or {}).items()}
     if body.input_reference is not None:
         sent["input_reference"] = [body.input_reference]
@@ -79,11 +78,13 @@ async def _wish(state: ServerState, body: VideoFields, sent: Media, capabilities
         if argument in arguments:
             raise InvalidRequestError(f"{name}: the same as {arguments[argument]}", param=name)
         arguments[argument] = name
-    loaded = {name: await _load(state, field, sent[field], capabilities) for name, field in arguments.items()}
+    loaded = {name: await load(state, field, name, sent[field], capabilities) for name, field in arguments.items()}
     seed = secrets.randbelow(2**32) if body.seed is None else body.seed
     prompt: OmniPrompt = {"multi_modal_data": {**loaded}}
     if body.prompt is not None:
         prompt["prompt"] = body.prompt
+    defaults = capabilities.defaults
+    between = _interpolation(body)
     params = OmniDiffusionSamplingParams(
         width=width,
         height=height,
@@ -100,18 +101,19 @@ async def _wish(state: ServerState, body: VideoFields, sent: Media, capabilities
         timesteps=body.timesteps,
         max_sequence_length=body.max_sequence_length,
         extra_args=body.extra_args or {},
+        **between,
     )
-    defaults = capabilities.defaults
+    count = frames or defaults.get("num_frames")
     return VideoWish(
         prompt=prompt,
         params=params,
-        fps=fps,
+        fps=_file_fps(fps, params, format),
         format=format,
         seed=seed,
         words=Words(body, arguments),
         width=width or defaults.get("width"),
         height=height or defaults.get("height"),
-        num_frames=frames or defaults.get("num_frames"),
+        num_frames=None if count is None else (count - 1) * params.frame_factor + 1,
     )
 
 
@@ -125,6 +127,22 @@ def _fps(body: VideoFields, format: VideoFormat, capabilities: Capabilities) -> 
     except ValueError as error:
         raise InvalidRequestError(str(error), param="fps") from None
     return float(fps)
+
+
+def _interpolation(body: VideoFields) -> dict[str, Any]:
+    """What the body says about frames between frames, by the names that are the engine's, too."""
+    return {name: value for name in INTERPOLATION if (value := getattr(body, name)) is not None}
+
+
+def _file_fps(fps: float, params: OmniDiffusionSamplingParams, format: VideoFormat) -> float:
+    """With the frames that are put between."""
+    made = fps * params.frame_factor
+    try:
+        check_fps(made, format)
+    except ValueError as error:
+        what = f"frame_interpolation_exp={params.frame_interpolation_exp}: {error}"
+        raise InvalidRequestError(what, param="frame_interpolation_exp") from None
+    return made
 
 
 def _frames(body: VideoFields, fps: float, capabilities: Capabilities) -> int | None:
@@ -144,51 +162,5 @@ def _argument(field: str, capabilities: Capabilities) -> str:
     names = REFERENCES if name == "input_reference" else (name,)
     found = next((name for name in names if name in capabilities.media), None)
     if found is None:
-        takes = f"it takes {', '.join(capabilities.media)}" if capabilities.media else "it works from text alone"
-        raise InvalidRequestError(f"{field}: the model takes none; {takes}", param=field)
+        raise not_taken(field, name, capabilities)
     return found
-
-
-async def _load(state: ServerState, field: str, sources: list[str | bytes], capabilities: Capabilities) -> list[Medium]:
-    """Fetch and decode. Raises InvalidRequestError, with the client's field."""
-    name = _argument(field, capabilities)
-    if len(sources) > capabilities.media[name]:
-        allowed = f"the model takes {capabilities.media[name]}"
-        raise InvalidRequestError(f"{field}: {len(sources)} are given, {allowed}", param=field)
-    return [await _load_one(state, field, name, source, capabilities) for source in sources]
-
-
-async def _load_one(
-    state: ServerState, field: str, name: str, source: str | bytes, capabilities: Capabilities
-) -> Medium:
-    limit = state.config.media.max_media_bytes
-    data = await state.media.fetch(source, param=field, max_bytes=limit) if isinstance(source, str) else source
-    if "video" in name or "audio" in name or ("mask" in name and _is_video(data)):
-        limits = _limits(state.omni.config.limits, limit)
-        return await asyncio.to_thread(_decoded, data, "audio" in name, limits, field, capabilities)
-    return await state.media.image(data, param=field)
-
-
-def _decoded(data: bytes, sound: bool, limits: MediaLimits, param: str, capabilities: Capabilities) -> Medium:
-    """In a thread."""
-    if not sound:
-        return decode_video(data, limits, param=param).frames
-    heard = decode_audio(data, limits, param=param)
-    rate = capabilities.sample_rate
-    if rate is not None and heard.sample_rate != rate:
-        return resample(Sound(*heard), rate), rate
-    return heard.samples, heard.sample_rate
-
-
-def _limits(limits: LimitsConfig, file_bytes: int) -> MediaLimits:
-    return MediaLimits(
-        file_bytes=file_bytes,
-        pixels=limits.max_generated_image_size,
-        frames=limits.max_num_frames,
-        seconds=MAX_MEDIA_SECONDS,
-    )
-
-
-def _is_video(data: bytes) -> bool:
-    """Whether a file that may be a picture is a video: MP4, WebM or AVI."""
-    return data[4:8] == b"ftyp" or data[:4] == b"\x1aE\xdf\xa3" or data[8:12] == b"AVI "

@@ -2,7 +2,7 @@
 
     videos.sqlite    one row per job
     files/           finished videos, ID.EXTENSION
-    partial/         videos that are being written; emptied at every start
+    partial/         videos that are being written; gone at the next start
     lock             held by the server that uses the folder
 
 Synchronous, and to be used from one thread at a time. Every moment at which the process may die leaves a folder that
@@ -15,6 +15,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,9 @@ Status = Literal["queued", "in_progress", "completed", "failed"]
 Order = Literal["asc", "desc"]
 
 VERSION = 1  # of the table
+
+# Names of our files, with and without a job. Others are somebody else's, whose folder this may have been before.
+_OURS = re.compile(r"video_[0-9a-f]{32}\.[a-z0-9]+|[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -176,11 +180,21 @@ class VideoStore:
     def delete(self, video_id: str) -> bool:
         """Row and file together. False if there was none."""
         found = self._rows("WHERE id = ?", video_id)
+        try:
+            gone = self._forget(video_id)
+        except StorageFullError:  # the row cannot be removed for want of room: make some
+            self._unlink(found)
+            gone = self._forget(video_id)
+        self._unlink(found)
+        return gone
+
+    def _forget(self, video_id: str) -> bool:
         with self._writing():
-            gone = self._database.execute("DELETE FROM videos WHERE id = ?", (video_id,)).rowcount
-        for record in found:
+            return self._database.execute("DELETE FROM videos WHERE id = ?", (video_id,)).rowcount > 0
+
+    def _unlink(self, records: Sequence[VideoRecord]) -> None:
+        for record in records:
             self.file(record).unlink(missing_ok=True)
-        return gone > 0
 
     def expire(self) -> float | None:
         """Remove what has expired. When the next job will expire, if one will."""
@@ -198,10 +212,11 @@ class VideoStore:
         """After whatever happened to the server that had the folder before."""
         self.stop_unfinished(ttl)
         for path in (self.folder / "partial").iterdir():
-            path.unlink()
+            if _OURS.fullmatch(path.name):
+                path.unlink()
         kept = {record.filename: record for record in self._rows("WHERE status = 'completed'")}
         there = {path.name for path in (self.folder / "files").iterdir()}
-        for name in there - kept.keys():
+        for name in filter(_OURS.fullmatch, there - kept.keys()):
             (self.folder / "files" / name).unlink()
         for name in kept.keys() - there:
             self.fail(kept[name].id, LOST, ttl)
@@ -265,6 +280,7 @@ def _database(path: Path) -> sqlite3.Connection:
     try:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
+        database.execute("PRAGMA wal_autocheckpoint = 64")  # pages: the log stays small where there is little room
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version not in (0, VERSION):
             what = f"{path} has version {version} of the table: this polymux knows {VERSION}"

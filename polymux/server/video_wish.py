@@ -10,6 +10,7 @@ from polymux.errors import InvalidRequestError
 from polymux.media.video_track import VideoFormat
 from polymux.prompts import OmniPrompt
 from polymux.request import OmniDiffusionSamplingParams
+from polymux.server.errors import in_field_of
 from polymux.server.video_protocol import VideoFields
 
 
@@ -48,4 +49,4 @@ class Words:
                 return type(error)(message, param=self.media[name])
             case str() as name if name in (body.extra_args or {}):
                 return type(error)(f"extra_args.{error.message}", param=f"extra_args.{name}")
-        return error
+        return in_field_of(type(body), error)

@@ -208,6 +208,10 @@ def _refusals_counted(state: ServerState) -> Iterator[None]:
 
 def _query(request: Request, model: type[Query]) -> Query:
     """The query of the URL. Raises InvalidRequestError."""
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidRequestError(f"{name[:80]} is given more than once", param=name[:80])
     try:
         return model.model_validate_strings(dict(request.query_params), strict=False)
     except ValidationError as error:

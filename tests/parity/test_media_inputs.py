@@ -14,6 +14,7 @@ from PIL import Image
 from polymux.config import EngineConfig
 from polymux.diffusion.pipeline_call import MEDIA
 from polymux.engine.diffusion_engine import DiffusionEngine
+from polymux.errors import InvalidRequestError
 from polymux.loading import load_pipeline
 from polymux.omni_output import output_of
 from polymux.prompts import request_of
@@ -82,3 +83,16 @@ def test_media(name: str, given: dict[str, Any], own: dict[str, Any], tiny_check
     assert isinstance(event, Finished), event
     output = output_of(asked, event)
     assert distance([*output.videos, *output.audio, *output.latents], wanted) == 0.0
+
+
+@pytest.mark.parametrize("name", ["wan22-ti2v-i2v", "wan21-i2v"])
+def test_a_last_picture_that_the_checkpoint_cannot_use_is_refused(
+    name: str, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    engine = DiffusionEngine.load(EngineConfig.from_flat(model=str(tiny_checkpoint(name)), max_num_seqs=1))
+    assert engine.capabilities.media == {"image": 1}
+    media = {"image": PICTURES[0], "last_image": PICTURES[1]}
+    with pytest.raises(InvalidRequestError, match="last_image: this checkpoint's") as caught:
+        engine.add(request_of({"prompt": "a", "multi_modal_data": media}, None, "a"))
+    assert caught.value.param == "last_image"
+    engine.close()

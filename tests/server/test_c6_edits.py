@@ -242,3 +242,25 @@ def test_openais_client_loses_patience(server: Server, client: openai.OpenAI) ->
         )
     until(lambda: server.outcomes()["aborted"] == before + 1 and server.running() == 0)
     assert pixels(form(server, ("image", PNG))).shape == (64, 96, 3)
+
+
+def test_a_chat_edits_as_this_route_does_and_goes_on_with_the_answer(server: Server, client: openai.OpenAI) -> None:
+    def ask(*messages: Any) -> tuple[str, Any]:
+        answer = client.chat.completions.create(
+            model=MODEL, messages=list(messages), seed=1, extra_body={"num_inference_steps": 4}
+        )
+        content: Any = answer.choices[0].message.content
+        url: str = content[0]["image_url"]["url"]
+        return url, np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))).astype(int)
+
+    def edited(image: bytes) -> Any:
+        return pixels(form(server, ("image", image)))
+
+    url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": url}}]
+    first = {"role": "user", "content": parts}
+    made, values = ask(first)
+    assert np.array_equal(values, edited(PNG))
+    answer = {"role": "assistant", "content": [{"type": "image_url", "image_url": {"url": made}}]}
+    _, values = ask(first, answer, {"role": "user", "content": "a"})
+    assert np.array_equal(values, edited(base64.b64decode(made.partition(",")[2])))

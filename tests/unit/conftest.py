@@ -9,8 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from polymux.orchestrator.stage_client import ProcessStage
+
+# The same examples in every run, and no stopwatch: the machine may do other things too.
+settings.register_profile(
+    "polymux", derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("polymux")
 
 FAKE_STAGE = (sys.executable, "-P", str(Path(__file__).parent / "orchestrator" / "fake_stage.py"))
 

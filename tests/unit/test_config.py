@@ -9,17 +9,10 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from polymux.config import (
-    EngineConfig,
-    LimitsConfig,
-    MemoryConfig,
-    ModelConfig,
-    ProcessConfig,
-    SchedulerConfig,
-    ServerConfig,
-)
+from polymux.config import EngineConfig, LimitsConfig, MemoryConfig, ModelConfig, ProcessConfig, SchedulerConfig
 from polymux.errors import ConfigError
 from polymux.knobs import build, field_type, groups_of, without_none
+from polymux.server_config import ServerConfig
 
 GROUPS = [*groups_of(EngineConfig).values(), ServerConfig, *groups_of(ServerConfig).values()]
 KNOBS = [(group, f) for group in GROUPS for f in dataclasses.fields(group) if f.metadata]

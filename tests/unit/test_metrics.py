@@ -16,6 +16,7 @@ from polymux.request import (
     ImageData,
     Media,
     Modality,
+    OutputChunk,
     RequestMetrics,
     StageStats,
 )
@@ -115,6 +116,16 @@ def test_a_video_with_sound() -> None:
     assert (got["polymux:frames_total",], got["polymux:pixels_total",]) == (5, 160)
     assert (got["polymux:images_total",], got["polymux:audio_seconds_total",]) == (0, 1.5)
     assert got["polymux:request_step_time_seconds_count",] == 0
+
+
+def test_what_came_in_chunks_counts_too() -> None:
+    metrics = Metrics("m")
+    video, sound = ArrayData("uint8", (2, 4, 8, 3), b""), ArrayData("float32", (1, 24000), b"")
+    begun = [OutputChunk("a", 0, 1, (2, 24000), 0, sound), OutputChunk("a", 0, 0, (5, 4, 8, 3), 0, video)]
+    metrics.finished(finished("video", sample_rate=16000), 1.0, begun)
+    got = samples(metrics)
+    assert (got["polymux:frames_total",], got["polymux:pixels_total",]) == (5, 160)
+    assert got["polymux:audio_seconds_total",] == 1.5
 
 
 def test_two_do_not_collide() -> None:

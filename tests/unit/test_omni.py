@@ -29,8 +29,9 @@ from polymux.errors import (
     RequestAbortedError,
     StageDeadError,
 )
+from polymux.messages import LENGTH, frame, from_stage
 from polymux.omni import AsyncOmni, Omni
-from polymux.omni_output import OmniRequestOutput, output_of
+from polymux.omni_output import OmniPreview, OmniRequestOutput, output_of, preview_of
 from polymux.orchestrator.stage_client import ProcessStage
 from polymux.request import (
     ArrayData,
@@ -38,6 +39,7 @@ from polymux.request import (
     ImageData,
     OmniDiffusionSamplingParams,
     OutputChunk,
+    Preview,
     Progress,
     Request,
     RequestMetrics,
@@ -107,7 +109,11 @@ def test_latents(omni: Omni) -> None:
 
 
 def test_a_video_that_comes_in_parts(omni: Omni) -> None:
+    before = omni.metrics.render().decode()
     (output,) = omni.generate("parts")
+    after = omni.metrics.render().decode()
+    frames = [float(text.partition("frames_total{")[2].split()[1]) for text in (before, after)]
+    assert frames[1] - frames[0] == 6
     assert (output.error, output.modality, output.fps) == (None, "video", 8.0)
     assert output.videos[0].shape == (6, 8, 8, 3)
     assert output.videos[0][:, 0, 0, 0].tolist() == list(range(6))
@@ -372,10 +378,20 @@ def test_outputs_of_every_kind() -> None:
     assert (len(latent.latents), latent.videos) == (1, [])
 
 
+def test_a_preview_as_python_sees_it() -> None:
+    message = frame(Preview("a", 1, 3, [ImageData("RGB", 2, 1, bytes(6))]))
+    sent = from_stage.decode(message[LENGTH.size :])
+    assert isinstance(sent, Preview)
+    preview = preview_of(sent)
+    assert (preview.request_id, preview.index, preview.step) == ("a", 1, 3)
+    assert [image.size for image in preview.images] == [(2, 1)]
+
+
 def test_public_names_without_torch() -> None:
     assert set(polymux.__all__) <= set(dir(polymux)) | {"AsyncOmni", "Omni", "OmniPreview", "OmniRequestOutput"}
     assert polymux.Omni is Omni
     assert polymux.OmniRequestOutput is OmniRequestOutput
+    assert polymux.OmniPreview is OmniPreview
     with pytest.raises(AttributeError):
         polymux.nothing  # noqa: B018
     code = "import sys; from polymux import *; sys.exit(any(m in sys.modules for m in ('torch', 'diffusers')))"

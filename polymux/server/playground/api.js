@@ -1,7 +1,4 @@
-/** Talks to the server. Knows its routes, its errors and the key; nothing of the page. */
-
-import { toForm, toJson } from "./request.js";
-import { events } from "./sse.js";
+/** Talks to the server. Knows its errors and the key, and the routes that all kinds of models have. */
 
 const KEY = "polymux-api-key";
 const BASE = new URL("./", document.baseURI); // the page may be mounted below a path
@@ -41,47 +38,35 @@ export async function wakeUp() {
   await call("v1/omni/wakeup", { method: "POST" });
 }
 
-/** Yields {kind: "progress" | "preview" | "result", ...} until the pictures are there. Raises ApiError. */
-export async function* generate(request, { previews, signal }) {
-  let response;
-  try {
-    response = await send(request, previews, signal);
-  } catch (error) {
-    if (!(previews > 0 && error.param === "partial_images")) throw error;
-    response = await send(request, 0, signal); // this model can do it without
-  }
-  let count = 0;
-  for await (const { data } of events(response.body)) {
-    const event = parse(data);
-    if (event.error) throw new ApiError(response.status, event.error);
-    const kind = KINDS[event.type.split(".").at(-1)];
-    if (kind === "result") count += 1;
-    if (kind !== undefined) yield { ...event, kind };
-  }
-  if (count === 0) throw new ApiError(response.status, { message: "The server ended its answer before there was a picture." });
-}
-
-const KINDS = { progress: "progress", partial_image: "preview", completed: "result" };
-
-function send(request, previews, signal) {
-  const streaming = { stream: true, stream_progress: true, ...(previews > 0 && { partial_images: previews }) };
-  const sent = { ...request, fields: { ...request.fields, ...streaming } };
-  const body = request.operation === "edits" ? toForm(sent) : toJson(sent.fields);
-  const headers = request.operation === "edits" ? {} : { "content-type": "application/json" };
-  return call(`v1/images/${request.operation}`, { method: "POST", body, headers, signal });
-}
-
-async function call(path, { headers = {}, ...options } = {}) {
+/** The answer, if it is a success. Raises ApiError, and AbortError. */
+export async function call(path, { headers = {}, ...options } = {}) {
   const authorization = key.get() === null ? {} : { authorization: `Bearer ${key.get()}` };
   let response;
   try {
     response = await fetch(apiUrl(path), { ...options, headers: { ...headers, ...authorization }, cache: "no-store" });
   } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new ApiError(0, { message: "The server cannot be reached." });
+    throw lost(error);
   }
   if (!response.ok) throw await failure(response);
   return response;
+}
+
+/** A file that the server has. Raises as `call` does. */
+export async function download(path, options = {}) {
+  const response = await call(path, options);
+  try {
+    return { blob: await response.blob(), headers: response.headers };
+  } catch (error) {
+    throw lost(error);
+  }
+}
+
+export function post(path, json, signal) {
+  return call(path, { method: "POST", body: json, headers: { "content-type": "application/json" }, signal });
+}
+
+function lost(error) {
+  return error.name === "AbortError" ? error : new ApiError(0, { message: "The server cannot be reached." });
 }
 
 async function failure(response) {
@@ -93,9 +78,4 @@ async function failure(response) {
   }
   const retryAfter = Number(response.headers.get("retry-after")) || null;
   return new ApiError(response.status, detail ?? { message: `The server answered with status ${response.status}.` }, retryAfter);
-}
-
-/** JSON whose seeds stay exact: they have up to 64 bits, more than a JavaScript number holds. */
-function parse(text) {
-  return JSON.parse(text.replace(/"seed":\s*(\d+)/g, '"seed":"$1"'));
 }

@@ -1,22 +1,21 @@
 /** The playground: connects the form, the server, the stage and the gallery. */
 
 import * as api from "./api.js";
-import { $, $$, copy, say } from "./dom.js";
+import { $, $$, copy, element, say } from "./dom.js";
 import { FieldError, Form } from "./form.js";
-import { Gallery, makeResult } from "./gallery.js";
+import { Gallery, Result, viewOf } from "./gallery.js";
 import { Model } from "./model.js";
-import { requestOfOne } from "./request.js";
-import * as snippets from "./snippets.js";
 import { Stage } from "./stage.js";
 import { StatusLine } from "./status.js";
 
 const form = new Form($("#form"));
 const stage = new Stage($("#stage"));
-const gallery = new Gallery($("#gallery"), (result) => stage.show(result, actionsOf));
+const gallery = new Gallery($("#gallery"), choose);
 const statusLine = new StatusLine((status) => status !== "unreachable" && connect());
 
 let model = null;
 let run = null; // AbortController of the generation under way
+let restored = false; // whether the results that outlive the page have been looked for
 
 /** Ask what is served; offer it. */
 async function connect() {
@@ -33,76 +32,128 @@ async function connect() {
   $("#notice").textContent = hindrance ?? "";
   $("#notice").hidden = hindrance === null;
   $("#form").toggleAttribute("inert", hindrance !== null);
-  if (model.loaded) form.show(model);
+  if (!model.loaded || model.kind === null) return;
+  form.show(model);
+  $("#empty").textContent = model.kind.words.empty;
+  $("#kept").textContent = model.kind.words.kept;
+  if (hindrance === null && model.kind.kept && !restored) restore();
 }
 
-async function generate() {
+/** Show what the server keeps, and go on with what this tab asked for before it was loaded again. */
+async function restore() {
+  restored = true;
+  try {
+    const { done, running } = await model.kind.kept.find();
+    for (const event of done) if (!gallery.has(event.remote)) gallery.add(resultOf(event), { select: false });
+    if (running === null || run !== null) return;
+    const ago = Math.max(0, Date.now() / 1000 - running.created_at);
+    follow((signal) => model.kind.kept.resume(running, signal), running, 1, ago);
+  } catch (error) {
+    restored = false; // the next change of the status, or the key, tries again
+    report(error);
+  }
+}
+
+function generate() {
   if (run !== null) return;
   const request = described();
   if (request === null) return;
+  follow((signal) => model.kind.make(request, { model, signal }), request.fields, request.fields.n ?? 1);
+}
+
+/** Show the events of a generation until it ends. `begin` gets the signal that ends it early. */
+async function follow(begin, fields, count, ago = 0) {
   run = new AbortController();
   showRunning(true);
-  stage.begin(request, request.fields.n ?? 1);
+  stage.begin(model.kind.shape({ size: fields.size ?? "auto" }), count, ago);
+  const { one, many } = model.kind.words;
   const made = [];
   try {
-    for await (const event of api.generate(request, { previews: model.previews, signal: run.signal })) {
+    for await (const event of begin(run.signal)) {
       if (event.kind === "progress") stage.progress(event);
-      else if (event.kind === "preview") stage.preview(event.index, blobOf(event));
+      else if (event.kind === "preview") stage.preview(event.index, event.blob);
       else made.push(event);
     }
   } catch (error) {
     if (error.name === "AbortError") say("Cancelled");
     else report(error);
   } finally {
-    const seconds = stage.end();
-    const results = made.map((event) => resultOf(request, event, seconds));
+    const took = ["Took", `${stage.end().toFixed(1)} s`];
+    const results = made.map((event) => resultOf({ ...event, facts: [...event.facts, ...(event.remote ? [] : [took])] }));
     for (const result of results.reverse()) gallery.add(result); // so that the first stands first, and is shown
-    if (made.length) say(made.length === 1 ? "The picture is ready" : `${made.length} pictures are ready`);
+    if (made.length) say(made.length === 1 ? `The ${one} is ready` : `${made.length} ${many} are ready`);
     run = null;
     showRunning(false);
     statusLine.ask();
   }
 }
 
-/** One picture of an answer, with the request that gives it again. */
-function resultOf(request, event, seconds) {
-  const { seed } = event; // null where several pictures have one seed: then the whole request gives them again
-  const again = requestOfOne(request, seed);
+/** A result of an event, with all there is to say of it. */
+function resultOf(event) {
+  const fields = event.request?.fields ?? event.fields;
+  const files = Object.values(event.request?.files ?? {}).flat();
   const facts = [
-    ...Object.entries(again.fields).filter(([name]) => !["model", "size", "seed", "n"].includes(name)),
-    ["Size", event.size.replace("x", " × ")],
-    ["Seed", again.fields.seed],
-    ["Input", [...request.images, request.mask].filter(Boolean).map((file) => file.name).join(", ")],
-    ["Took", `${seconds.toFixed(1)} s`],
-  ].map(([name, value]) => [$(`label[for="${name}"]`)?.textContent ?? name, value]);
-  return makeResult({ kind: "image", blob: blobOf(event), request: again, seed, facts });
+    ...Object.entries(fields).filter(([name]) => !model.kind.told.includes(name)).map(([name, value]) => [form.title(name), value]),
+    ["Input", files.map((file) => file.name).join(", ")],
+    ...event.facts,
+  ];
+  return new Result(model.can.modality, { ...event, facts });
 }
 
-function blobOf({ b64_json: data, output_format: format }) {
-  const bytes = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
-  return new Blob([bytes], { type: `image/${format}` });
+/** Put a result on the stage, and get its file if it is still to be got. */
+async function choose(result) {
+  stage.show(result, actionsOf);
+  if (result === null || result.url !== null) return;
+  try {
+    await result.load();
+  } catch (error) {
+    if (gallery.selected === result) stage.refresh(element("p", { className: "hint waiting" }, "The file did not come."));
+    report(error);
+    return;
+  }
+  gallery.refresh(result);
+  if (gallery.selected === result) stage.refresh(viewOf(result));
 }
 
+/** What can be done with a result: [words, act, class]. */
 function actionsOf(result) {
-  const actions = [
-    ["Use these settings", () => {
-      form.load(result.request);
-      $("#prompt").focus();
-      say("The form has the settings of this result");
-    }, "soft"],
-    ["Download", () => Object.assign(document.createElement("a"), { href: result.url, download: result.name }).click()],
-  ];
-  if (model.takes("image")) actions.push(["Use as input", () => form.images.add([new File([result.blob], result.name, { type: result.blob.type })])]);
+  const withFile = (act) => async () => {
+    if (result.url === null) await choose(result);
+    if (result.url !== null) act();
+  };
+  const save = () => Object.assign(document.createElement("a"), { href: result.url, download: result.name }).click();
+  const again = () => {
+    form.load(result.request);
+    $("#prompt").focus();
+    say("The form has the settings of this result");
+  };
+  const use = () => form.pickerOf(result.type)?.add([new File([result.blob], result.name, { type: result.type })]);
+  const known = result.request !== null;
   return [
-    ...actions,
-    ["Copy as curl", (button) => copyAs("curl", result.request, button)],
-    ["Copy as Python", (button) => copyAs("python", result.request, button)],
-    ["Remove", () => gallery.remove(result), "quiet"],
-  ];
+    known && ["Use these settings", again, "soft"],
+    ["Download", withFile(save)],
+    form.pickerOf(result.type) && ["Use as input", withFile(use)],
+    known && ["Copy as curl", (button) => copyAs("curl", result.request, button)],
+    known && ["Copy as Python", (button) => copyAs("python", result.request, button)],
+    result.remote === null ? ["Remove", () => gallery.remove(result), "quiet"] : ["Delete", () => removeKept(result), "quiet"],
+  ].filter(Boolean);
+}
+
+/** Delete a result that the server keeps. */
+async function removeKept(result) {
+  const { ask, remove } = model.kind.kept;
+  if (!confirm(ask)) return;
+  try {
+    await remove(result.remote);
+  } catch (error) {
+    report(error);
+    return;
+  }
+  gallery.remove(result);
 }
 
 function copyAs(language, request, button) {
-  copy(snippets[language](request, api.apiUrl, api.key.get() !== null), button);
+  copy(model.kind[language](request, api.apiUrl, api.key.get() !== null), button);
 }
 
 /** The form's request; null if it says what is wrong. */
@@ -163,6 +214,7 @@ $("#key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   api.key.set($("#api-key").value);
   $("#api-key").value = "";
+  restored = false; // what ended for want of a key goes on
   connect();
 });
 for (const button of $$("[data-copy]")) {

@@ -2,16 +2,20 @@
 
 import { $, $$, element } from "./dom.js";
 import { Picker, listen } from "./pickers.js";
-import { makeRequest } from "./request.js";
 
-const TEXTS = ["prompt", "negative_prompt"];
-const NUMBERS = ["num_inference_steps", "n", "guidance_scale", "guidance_scale_2", "true_cfg_scale", "strength"];
+const TEXTS = ["prompt", "negative_prompt", "output_format", "response_format"];
+const NUMBERS = [
+  "seconds", "num_frames", "fps", "frame_interpolation_exp", "num_inference_steps", "n", "guidance_scale", "guidance_scale_2", "true_cfg_scale", "strength",
+];
+const WHOLE = ["num_frames", "num_inference_steps", "n", "width", "height"];
+const EITHER = ["seconds", "num_frames"]; // one says what the other would
 // Names of fields in the server's errors that are parts or other names of ours.
-const ALIASES = { width: "size", height: "size", mask_image: "mask", images: "image" };
+const ALIASES = { width: "size", height: "size", enable_frame_interpolation: "frame_interpolation_exp" };
 
 /** The server's words start with the field's name and value, for those who do not see the field. */
 function besideField(param, message) {
-  const words = message.startsWith(`${param}=`) ? message.replace(/^[^:]*: /, "") : message;
+  const named = message.startsWith(`${param}=`) || message.startsWith(`media.`);
+  const words = named ? message.replace(/^[^:]*: /, "") : message;
   return words[0].toUpperCase() + words.slice(1);
 }
 
@@ -27,30 +31,39 @@ export class Form {
   constructor(root) {
     this.root = root;
     this.model = null;
-    this.images = this.#picker("image");
-    this.mask = this.#picker("mask");
-    listen([this.images, this.mask]);
+    this.pickers = [];
+    listen(() => this.pickers);
     $("#size").addEventListener("change", () => this.#showCustomSize());
     $("#random-seed").addEventListener("click", () => {
       $("#seed").value = "";
       this.#clear("seed");
     });
     root.addEventListener("input", (event) => this.#clear(event.target.closest(".field")?.dataset.field));
+    for (const [i, name] of EITHER.entries()) {
+      const other = EITHER[1 - i];
+      $(`#${name}`).addEventListener("input", () => {
+        if ($(`#${name}`).value === "") return;
+        $(`#${other}`).value = "";
+        this.#clear(other);
+      });
+    }
   }
 
   /** Offer what `model` takes. */
   show(model) {
     this.model = model;
-    this.images.allow(model.images);
-    this.mask.allow(model.takes("mask") ? 1 : 0);
-    this.#limit($("#num_inference_steps"), 1, model.limits.max_inference_steps);
-    this.#limit($("#n"), 1, model.limits.max_num_outputs);
-    for (const id of ["width", "height"]) {
-      this.#limit($(`#${id}`), model.can.size_multiple, null, model.can.size_multiple);
-    }
-    const words = model.images > 1 ? `Input pictures (up to ${model.images})` : "Input picture";
-    $("label[for=image] .text", this.root).textContent = words + (model.needs("image") ? "" : ", optional");
-    $("label[for=mask] .text", this.root).textContent = "Mask" + (model.needs("mask") ? "" : ", optional");
+    const { can, limits } = model;
+    this.#offerFiles();
+    $("#prompt").placeholder = model.kind.words.placeholder;
+    $("#negative_prompt").placeholder = model.kind.words.avoided;
+    this.#limit("num_inference_steps", 1, limits.max_inference_steps);
+    this.#limit("n", 1, limits.max_num_outputs);
+    for (const id of ["width", "height"]) this.#limit(id, can.size_multiple, null, can.size_multiple);
+    this.#limit("num_frames", 1, limits.max_num_frames, can.frames_multiple);
+    this.#limit("seconds", 0, can.modality === "audio" ? model.longest : null, "any");
+    $("#fps").placeholder = can.fps ?? "needed";
+    $("#num_frames-hint").hidden = !(can.frames_multiple > 1);
+    $("#num_frames-hint").textContent = `1 more than a multiple of\u00a0${can.frames_multiple}`;
     this.#offerSizes();
     this.#offer();
   }
@@ -69,20 +82,20 @@ export class Form {
       const value = this.#number(name);
       if (value !== null && !(name === "n" && value === 1)) fields[name] = value;
     }
+    if (this.#offered("fps") && this.model.can.fps === null && fields.fps === undefined) {
+      throw new FieldError("fps", "Say how many frames per second: what the model is made for is not known.");
+    }
+    if (fields.frame_interpolation_exp !== undefined) fields.enable_frame_interpolation = true;
     const seed = $("#seed").value.trim();
     if (seed !== "" && !/^\d{1,20}$/.test(seed)) throw new FieldError("seed", "A whole number from 0; empty draws one.");
     if (seed !== "") fields.seed = BigInt(seed);
-    if (this.model.needs("image") && this.images.files.length === 0) {
-      throw new FieldError("image", "Choose a picture first: this model needs one.");
-    }
-    return makeRequest(fields, this.images.files, this.images.files.length ? (this.mask.files[0] ?? null) : null);
+    return { fields, files: this.#files() };
   }
 
   /** Fill the form from a request that was made before. */
-  load({ fields, images, mask }) {
+  load({ fields, files }) {
     for (const name of [...TEXTS, ...NUMBERS, "seed"]) $(`#${name}`).value = fields[name] ?? (name === "n" ? 1 : "");
-    this.images.set(images);
-    this.mask.set(mask === null ? [] : [mask]);
+    for (const picker of this.pickers) picker.set(files[picker.name] ?? []);
     const sizes = $$("option", $("#size")).map((option) => option.value);
     const size = fields.size ?? "auto";
     $("#size").value = sizes.includes(size) ? size : "custom";
@@ -93,8 +106,9 @@ export class Form {
 
   /** Whether there is a place for what is wrong with `param`; if so it is shown there. */
   fail(param, message) {
-    const name = param?.replace(/\W.*$/, "") ?? "";
-    const field = this.#field(ALIASES[name] ?? name);
+    const name = param?.replace(/^media\./, "").replace(/\W.*$/, "") ?? "";
+    const input = this.model?.inputs.find(({ argument }) => argument === name);
+    const field = this.#field(ALIASES[name] ?? input?.name ?? name);
     if (field === null || field.hidden) return false;
     this.#clear(field.dataset.field);
     const id = `${field.dataset.field}-error`;
@@ -125,12 +139,38 @@ export class Form {
     }
   }
 
-  #picker(name) {
-    const changed = () => {
-      this.#clear(name);
-      this.#offer();
-    };
-    return new Picker(this.#field(name), changed, (why) => this.fail(name, why));
+  /** Where a file of this type can go; undefined if nowhere. */
+  pickerOf(type) {
+    return this.pickers.find((picker) => picker.takes(type));
+  }
+
+  /** What the page calls a field. */
+  title(name) {
+    const label = $(`label[for="${CSS.escape(name)}"]`, this.root);
+    return label === null ? name : $(".text", label)?.textContent ?? label.textContent;
+  }
+
+  /** A picker for each of the model's inputs; what was chosen stays if they are the same as before. */
+  #offerFiles() {
+    const offered = JSON.stringify(this.model.inputs);
+    if (offered === this.offered) return;
+    this.offered = offered;
+    this.pickers = this.model.inputs.map((input) => {
+      const changed = () => {
+        this.#clear(input.name);
+        this.#offer();
+      };
+      return new Picker(input, changed, (why) => this.fail(input.name, why));
+    });
+    $("#inputs").replaceChildren(...this.pickers.map((picker) => picker.root));
+  }
+
+  /** The chosen files by the name of their input. Raises FieldError. */
+  #files() {
+    const offered = this.pickers.filter((picker) => !picker.root.hidden);
+    const missing = offered.find((picker) => picker.needed && picker.files.length === 0);
+    if (missing) throw new FieldError(missing.name, "Choose a file first: the model needs one.");
+    return Object.fromEntries(offered.map((picker) => [picker.name, picker.files]));
   }
 
   #field(name) {
@@ -143,15 +183,17 @@ export class Form {
 
   #offer() {
     if (this.model === null) return;
-    const withImage = this.images.files.length > 0;
+    const withFile = this.pickers.some((picker) => picker.name !== "mask" && picker.files.length > 0);
+    const needsFile = this.model.inputs.some((input) => input.needed);
     for (const field of $$("[data-field]", this.root)) {
       const name = field.dataset.field;
-      // Strength and mask say something about the input picture; without one they would have no effect.
-      const waits = ["strength", "mask"].includes(name) && !withImage && !this.model.needs("image");
+      // Strength and mask say something about another input; without one they would have no effect.
+      const waits = ["strength", "mask"].includes(name) && !withFile && !needsFile;
       field.hidden = !this.model.takes(name) || waits;
     }
     const auto = $('#size option[value="auto"]');
-    if (auto) auto.textContent = withImage ? "Auto: as the input picture" : "Auto: the model's own";
+    const follows = withFile && this.model.can.modality === "image";
+    if (auto) auto.textContent = follows ? "Auto: as the input picture" : "Auto: the model's own";
   }
 
   #offerSizes() {
@@ -173,8 +215,8 @@ export class Form {
     $("#size-hint").hidden = !custom || this.model?.can.size_multiple === 1;
   }
 
-  #limit(input, min, max, step = 1) {
-    Object.assign(input, { min, step, ...(max !== null && { max }) });
+  #limit(id, min, max, step = 1) {
+    Object.assign($(`#${id}`), { min, step, max: max ?? "" });
   }
 
   #size() {
@@ -188,6 +230,8 @@ export class Form {
   #number(id) {
     const input = $(`#${id}`);
     if (input.validity.badInput) throw new FieldError(id, "This is not a number.");
-    return input.value === "" ? null : Number(input.value);
+    if (input.value === "") return null;
+    if (WHOLE.includes(id) && !Number.isInteger(Number(input.value))) throw new FieldError(id, "A whole number.");
+    return Number(input.value);
   }
 }

@@ -1,32 +1,44 @@
-/** This session's results. A result has a kind; what is different between kinds is in KINDS. */
+/** The results. What is different between kinds is in KINDS. */
 
 import { $, element, say } from "./dom.js";
-
-const KINDS = {
-  image: {
-    thumbnail: (result) => element("img", { src: result.url, alt: "", loading: "lazy" }),
-    view: (result) => element("img", { src: result.url, alt: `Picture of: ${result.prompt}`, className: "picture" }),
-  },
-};
-
-export const viewOf = (result) => KINDS[result.kind].view(result);
+import { KINDS } from "./kinds.js";
 
 let count = 0;
 
-/** A result: its file, and how it came to be. `facts` are pairs of words to show. */
-export function makeResult({ kind, blob, request, seed, facts }) {
-  count += 1;
-  const extension = blob.type.split("/")[1];
-  return {
-    id: count,
-    kind,
-    blob,
-    url: URL.createObjectURL(blob),
-    name: `polymux-${count}${seed === null ? "" : `-seed-${seed}`}.${extension}`,
-    prompt: request.fields.prompt,
-    request,
-    facts,
-  };
+/** The element of a result, or words in its place. */
+export function viewOf(result) {
+  if (result.url !== null) return KINDS[result.kind].view(result);
+  return element("p", { className: "hint waiting" }, "Fetching the file…");
+}
+
+/**
+ * A result: its file, and how it came to be. `facts` are pairs of words to show, `request` what gives it again if that is
+ * known. Where `blob` is null, `load` gets it, and `type` says what it will be; `remote` is its id where the server keeps it.
+ */
+export class Result {
+  constructor(kind, { blob, type = blob?.type, load = null, remote = null, extension, seed, prompt = null, request, facts }) {
+    count += 1;
+    this.id = count;
+    this.name = `polymux-${count}${seed === null ? "" : `-seed-${seed}`}.${extension}`;
+    this.prompt = prompt ?? request.fields.prompt ?? "";
+    Object.assign(this, { kind, type, remote, request, facts, blob: null, url: null });
+    this.loading = null;
+    this.get = load;
+    if (blob) this.#have(blob);
+  }
+
+  /** Get the file. Nothing if it is there. */
+  async load() {
+    if (this.url !== null) return;
+    this.loading ??= this.get().finally(() => (this.loading = null));
+    const blob = await this.loading;
+    if (this.url === null) this.#have(blob);
+  }
+
+  #have(blob) {
+    this.blob = blob;
+    this.url = URL.createObjectURL(blob);
+  }
 }
 
 export class Gallery {
@@ -36,21 +48,31 @@ export class Gallery {
     this.list = $("ul", root);
     this.onSelect = onSelect;
     this.results = []; // newest first
+    this.selected = null;
   }
 
-  add(result) {
+  add(result, { select = true } = {}) {
     this.results.unshift(result);
     const title = `Result ${result.id}: ${result.prompt}`;
-    const button = element(
-      "button",
-      { type: "button", title: result.prompt, attributes: { "aria-label": title }, onclick: () => this.select(result) },
-      KINDS[result.kind].thumbnail(result),
-    );
+    const attributes = { "aria-label": title, "aria-pressed": "false" };
+    const button = element("button", { type: "button", title: result.prompt, attributes, onclick: () => this.select(result) });
     this.list.prepend(element("li", { data: { result: result.id } }, button));
-    this.select(result);
+    this.refresh(result);
+    this.root.hidden = false;
+    if (select) this.select(result);
+  }
+
+  has(remote) {
+    return this.results.some((result) => result.remote === remote);
+  }
+
+  /** Its file has come. */
+  refresh(result) {
+    if (this.results.includes(result)) $("button", this.#item(result)).replaceChildren(KINDS[result.kind].thumbnail(result));
   }
 
   select(result) {
+    this.selected = result;
     for (const item of this.list.children) {
       $("button", item).setAttribute("aria-pressed", String(Number(item.dataset.result) === result?.id));
     }
@@ -65,7 +87,7 @@ export class Gallery {
     this.#item(result).remove();
     const next = this.results[Math.min(i, this.results.length - 1)] ?? null;
     this.select(next);
-    URL.revokeObjectURL(result.url);
+    if (result.url !== null) URL.revokeObjectURL(result.url);
     if (next) $("button", this.#item(next)).focus();
     else $("#prompt").focus();
     say("Removed");

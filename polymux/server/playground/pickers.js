@@ -1,41 +1,54 @@
-/** Pictures that go into a request: chosen, dropped or pasted; shown; taken away again. */
+/** Files that go into a request: chosen, dropped or pasted; shown; taken away again. */
 
 import { $, element, say } from "./dom.js";
 
+const THING = { image: "picture", video: "video", audio: "sound" };
+
 export class Picker {
-  /** `root` is the field's element. `onChange` is called when the files are others, `onRefuse` with why one is not taken. */
-  constructor(root, onChange, onRefuse) {
-    Object.assign(this, { root, onChange, onRefuse });
-    this.input = $("input[type=file]", root);
-    this.list = $(".chosen", root);
-    this.files = [];
-    this.most = 0;
-    this.input.addEventListener("change", () => {
-      this.add([...this.input.files]);
-      this.input.value = ""; // so that the same file can be chosen again
+  /** `input` is one of a kind's inputs. `onChange` is called when the files are others, `onRefuse` with why one is not taken. */
+  constructor(input, onChange, onRefuse) {
+    Object.assign(this, { ...input, onChange, onRefuse });
+    this.list = element("ul", { className: "chosen", attributes: { "aria-label": `Chosen: ${this.title}` } });
+    const about = { "aria-describedby": `${this.name}-hint` };
+    this.input = element("input", {
+      id: this.name,
+      type: "file",
+      accept: this.accept,
+      multiple: this.most > 1,
+      attributes: about,
+      onchange: () => {
+        this.add([...this.input.files]);
+        this.input.value = ""; // so that the same file can be chosen again
+      },
     });
+    this.root = element(
+      "div",
+      { className: "field wide", data: { field: this.name } },
+      element("label", { htmlFor: this.name }, element("span", { className: "text" }, this.title + (this.needed ? "" : ", optional"))),
+      element("div", { className: "drop" }, this.input, element("p", { className: "hint", id: `${this.name}-hint` }, this.hint)),
+      this.list,
+    );
+    this.files = [];
   }
 
-  allow(most) {
-    this.most = most;
-    this.input.multiple = most > 1;
-    if (this.files.length > most) this.set(this.files.slice(0, most));
+  takes(type) {
+    return this.accept.split(",").some((some) => (some.endsWith("/*") ? type.startsWith(some.slice(0, -1)) : type === some));
   }
 
-  /** Take those of `files` that are pictures. Where there are too many, the newest stay. */
+  /** Take those of `files` that are of the right kind. Where there are too many, the newest stay. */
   add(files) {
-    const others = files.filter((file) => !file.type.startsWith("image/"));
-    const pictures = files.filter((file) => !others.includes(file));
-    if (pictures.length > 0) {
-      this.set([...this.files, ...pictures].slice(-this.most));
+    const right = files.filter((file) => this.takes(file.type));
+    const wrong = files.find((file) => !right.includes(file));
+    if (right.length > 0) {
+      this.set([...this.files, ...right].slice(-this.most));
       say(`${this.files.length} of at most ${this.most} chosen`);
     }
-    if (others.length > 0) this.onRefuse(`Not a picture: ${others[0].name}`);
+    if (wrong) this.onRefuse(`Not a ${THING[this.accept.split("/")[0]]}: ${wrong.name}`);
   }
 
   set(files) {
     this.files = files;
-    for (const image of this.list.querySelectorAll("img")) URL.revokeObjectURL(image.src);
+    for (const shown of this.list.querySelectorAll("img, video")) URL.revokeObjectURL(shown.src);
     this.list.replaceChildren(...files.map((file, i) => this.#item(file, i)));
     this.onChange();
   }
@@ -51,15 +64,26 @@ export class Picker {
         this.input.focus();
       },
     });
-    const image = element("img", { src: URL.createObjectURL(file), alt: file.name });
-    return element("li", { title: file.name }, image, remove);
+    return element("li", { title: file.name }, shown(file), remove);
   }
 }
 
-/** Files that are dropped on the page or pasted go to the picker under the pointer, or to the first one. */
+function shown(file) {
+  const type = file.type.split("/")[0];
+  if (type === "image") return element("img", { src: URL.createObjectURL(file), alt: file.name });
+  if (type === "video") {
+    return element("video", { src: URL.createObjectURL(file), muted: true, preload: "metadata", attributes: { "aria-label": file.name } });
+  }
+  return element("span", { className: "name" }, file.name);
+}
+
+/** Files that are dropped on the page or pasted go to the picker under the pointer, or to the first one that takes them. */
 export function listen(pickers) {
-  const open = () => pickers.filter((picker) => picker.most > 0);
-  const at = (target) => open().find((picker) => picker.root.contains(target)) ?? open()[0];
+  const open = () => pickers().filter((picker) => !picker.root.hidden);
+  const at = (target, files) =>
+    open().find((picker) => picker.root.contains(target)) ??
+    open().find((picker) => files.some((file) => picker.takes(file.type))) ??
+    open()[0];
   const mark = (on) => document.body.classList.toggle("dropping", on);
 
   document.addEventListener("dragover", (event) => {
@@ -72,12 +96,13 @@ export function listen(pickers) {
     if (!event.dataTransfer.types.includes("Files")) return;
     event.preventDefault();
     mark(false);
-    at(event.target)?.add([...event.dataTransfer.files]);
+    const files = [...event.dataTransfer.files];
+    at(event.target, files)?.add(files);
   });
   document.addEventListener("paste", (event) => {
     const files = [...event.clipboardData.files];
     if (files.length === 0 || open().length === 0) return;
     event.preventDefault();
-    at(event.target).add(files);
+    at(event.target, files).add(files);
   });
 }

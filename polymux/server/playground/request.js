@@ -1,15 +1,10 @@
 /**
- * A request, as the page holds it, and its two forms on the wire.
+ * A request, as the page holds it: {fields: {name: value}, files: {name: [File]}}.
  *
- * {operation: "generations" | "edits", fields: {name: value}, images: [File], mask: File | null}
- * A seed is a BigInt; other values are what JSON has.
+ * A seed is a BigInt, since it has up to 64 bits, more than a JavaScript number holds; other values are what JSON has.
  */
 
-export function makeRequest(fields, images, mask) {
-  return { operation: images.length ? "edits" : "generations", fields, images, mask };
-}
-
-/** The request that gives one picture of an answer again. */
+/** The request that gives one result of an answer again. */
 export function requestOfOne(request, seed) {
   const { n, ...fields } = request.fields;
   return { ...request, fields: seed === null ? request.fields : { ...fields, seed: BigInt(seed) } };
@@ -23,15 +18,24 @@ export function toJson(fields) {
   return `{${Object.entries(fields).map(([name, value]) => `${JSON.stringify(name)}: ${literal(value)}`).join(", ")}}`;
 }
 
-/** The name under which the pictures go: one is `image`, several are `image[]`. */
-export function imageField(request) {
-  return request.images.length === 1 ? "image" : "image[]";
+/** JSON whose seeds stay exact: they become text. */
+export function fromJson(text) {
+  return JSON.parse(text.replace(/"seed":\s*(\d+)/g, '"seed":"$1"'));
 }
 
-export function toForm({ fields, images, mask }) {
-  const form = new FormData();
-  for (const [name, value] of Object.entries(fields)) form.append(name, String(value));
-  for (const image of images) form.append(imageField({ images }), image);
-  if (mask !== null) form.append("mask", mask);
-  return form;
+/** The fields of a body in JSON; its files go as data: URLs. */
+export async function withMedia({ fields, files }) {
+  const names = Object.keys(files).filter((name) => files[name].length > 0);
+  if (names.length === 0) return fields;
+  const media = await Promise.all(names.map(async (name) => [name, await Promise.all(files[name].map(dataUrl))]));
+  return { ...fields, media: Object.fromEntries(media) };
+}
+
+function dataUrl(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
 }

@@ -1,63 +1,64 @@
-/** A request as a command for a shell, and as a program for OpenAI's Python client. Both run as they are. */
+/** What the commands of several kinds have in common. All of them run as they are. */
 
-import { imageField, literal, toJson } from "./request.js";
+import { literal, toJson } from "./request.js";
 
-const KEY_VARIABLE = "POLYMUX_API_KEY"; // the key itself is not written down
+export const KEY_VARIABLE = "POLYMUX_API_KEY"; // the key itself is not written down
 
-const SAVE = `import base64, json, sys
-answer = json.load(sys.stdin)
-for i, picture in enumerate(answer.get("data") or sys.exit(answer["error"]["message"])):
-    open(f"picture-{i}.png", "wb").write(base64.b64decode(picture["b64_json"]))`;
-
-export function curl(request, url, hasKey) {
-  const words = [`curl -sS ${shell(url(`v1/images/${request.operation}`))}`];
-  if (hasKey) words.push(`-H "Authorization: Bearer $${KEY_VARIABLE}"`);
-  if (request.operation === "edits") {
-    for (const [name, value] of Object.entries(request.fields)) words.push(`--form-string ${shell(`${name}=${value}`)}`);
-    for (const image of request.images) words.push(`-F ${shell(`${imageField(request)}=@${fileWord(image)}`)}`);
-    if (request.mask !== null) words.push(`-F ${shell(`mask=@${fileWord(request.mask)}`)}`);
-  } else {
-    words.push(`-H 'Content-Type: application/json'`, `-d ${shell(toJson(request.fields))}`);
-  }
-  return `${words.join(" \\\n  ")} \\\n| python3 -c '${SAVE}'\n`;
-}
-
-// Arguments that the client's methods have; the others go into extra_body.
-const KNOWN = new Set(["model", "prompt", "n", "size"]);
-
-export function python(request, url, hasKey) {
-  const fields = Object.entries(request.fields);
-  const files = [...filesOf(request)];
-  const known = [...files, ...fields.filter(([name]) => KNOWN.has(name)).map(([name, value]) => [name, literal(value)])];
-  const extra = fields.filter(([name]) => !KNOWN.has(name));
-  if (extra.length) known.push(["extra_body", toJson(Object.fromEntries(extra))]);
-  const apiKey = hasKey ? `os.environ["${KEY_VARIABLE}"]` : `"none"`;
-  return `import base64
-${hasKey ? "import os\n" : ""}
-from openai import OpenAI
-
-client = OpenAI(base_url=${literal(url("v1"))}, api_key=${apiKey})
-answer = client.images.${request.operation === "edits" ? "edit" : "generate"}(
-${known.map(([name, value]) => `    ${name}=${value},\n`).join("")})
-for i, picture in enumerate(answer.data):
-    with open(f"picture-{i}.png", "wb") as file:
-        file.write(base64.b64decode(picture.b64_json))
-`;
-}
-
-function* filesOf({ images, mask }) {
-  const open = (file) => `open(${literal(file.name)}, "rb")`;
-  if (images.length === 1) yield ["image", open(images[0])];
-  if (images.length > 1) yield ["image", `[${images.map(open).join(", ")}]`];
-  if (mask !== null) yield ["mask", open(mask)];
-}
+/** curl's words that bring the key. */
+export const credentials = (hasKey) => (hasKey ? [`-H "Authorization: Bearer $${KEY_VARIABLE}"`] : []);
 
 /** One word for a POSIX shell. */
-function shell(text) {
+export function shell(text) {
   return `'${text.replaceAll("'", "'\\''")}'`;
 }
 
 /** A file's name as curl's -F takes it; in quotes, where ; and , mean nothing. */
-function fileWord(file) {
+export function fileWord(file) {
   return `"${file.name.replaceAll("\\", "\\\\").replaceAll('"', '\\"')}"`;
+}
+
+/** A command that posts JSON to `address` and keeps the answer as `file`. */
+export function curlToFile(request, address, file, hasKey) {
+  const media = hasFiles(request);
+  const parts = [
+    `curl -sS --fail-with-body ${shell(address)}`,
+    ...credentials(hasKey),
+    "-H 'Content-Type: application/json'",
+    media ? "--data-binary @-" : `-d ${shell(toJson(request.fields))}`,
+    `-o ${file} || { cat ${file} >&2; rm -f ${file}; false; }`, // then the answer says what is wrong
+  ];
+  const body = media ? `python3 -c ${shell(`import base64, json\n${URL_OF}print(json.dumps(${bodyOf(request)}))`)} \\\n| ` : "";
+  return `${body}${parts.join(" \\\n  ")}\n`;
+}
+
+/** The same as a program that needs Python alone. */
+export function pythonToFile(request, address, file, hasKey) {
+  const media = hasFiles(request);
+  const headers = `{"Content-Type": "application/json"${hasKey ? `, "Authorization": f"Bearer {os.environ['${KEY_VARIABLE}']}"` : ""}}`;
+  const modules = [media && "base64", "json", hasKey && "os", "shutil", "urllib.error", "urllib.request"].filter(Boolean);
+  return `${modules.map((name) => `import ${name}\n`).join("")}
+${media ? `\n${URL_OF}\n\n` : ""}body = ${bodyOf(request)}
+request = urllib.request.Request(${literal(address)}, json.dumps(body).encode(), ${headers})
+try:
+    with urllib.request.urlopen(request) as answer, open("${file}", "wb") as file:
+        shutil.copyfileobj(answer, file)
+except urllib.error.HTTPError as error:
+    raise SystemExit(error.read().decode())
+`;
+}
+
+const URL_OF = `def url_of(name):
+    with open(name, "rb") as file:
+        return "data:;base64," + base64.b64encode(file.read()).decode()
+`;
+
+const hasFiles = ({ files }) => Object.values(files).some((some) => some.length > 0);
+
+/** The body as a dictionary of Python, whose words for text and numbers are those of JSON. Fields are never false or null. */
+function bodyOf({ fields, files }) {
+  const given = Object.entries(files).filter(([, some]) => some.length > 0);
+  const media = given.map(([name, some]) => `${literal(name)}: [${some.map((file) => `url_of(${literal(file.name)})`).join(", ")}]`);
+  const all = Object.entries(fields).map(([name, value]) => `${literal(name)}: ${value === true ? "True" : literal(value)}`);
+  if (media.length) all.push(`"media": {${media.join(", ")}}`);
+  return `{${all.join(", ")}}`;
 }

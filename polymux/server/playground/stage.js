@@ -3,7 +3,6 @@
 import { $, calm, describe, element, say } from "./dom.js";
 import { viewOf } from "./gallery.js";
 
-const PHASES = { queued: "Waiting for its turn", encode: "Encoding", denoise: "Denoising", decode: "Decoding" };
 const SPOKEN_MS = 8000; // how often the steps are told to those who listen
 
 export class Stage {
@@ -14,14 +13,13 @@ export class Stage {
     this.picked = false; // whether it was put there while something is being made
   }
 
-  /** A generation of `count` pictures has been sent. */
-  begin(request, count) {
+  /** `count` results of a shape are being made, and have been for `ago` seconds. */
+  begin(shape, count, ago = 0) {
     this.#phase = null;
-    this.started = performance.now();
-    this.spoken = this.started;
-    const [width, height] = (request.fields.size ?? "1x1").split("x").map(Number);
+    this.spoken = performance.now();
+    this.started = this.spoken - 1000 * ago;
     const frame = $(".frame", this.root);
-    frame.replaceChildren(...Array.from({ length: count }, () => tile(width, height, request.fields.size !== undefined)));
+    frame.replaceChildren(...Array.from({ length: count }, () => tile(shape)));
     frame.dataset.count = count;
     $("#phase").textContent = "Sent";
     $("#progress").removeAttribute("value");
@@ -33,11 +31,9 @@ export class Stage {
     say("Generating");
   }
 
-  progress({ phase, step, total_steps: total }) {
-    const words = PHASES[phase] ?? phase;
-    const steps = phase === "denoise" && total > 0;
-    $("#phase").textContent = steps ? `${words}: step ${step} of ${total}` : words;
-    if (steps) Object.assign($("#progress"), { max: total, value: step });
+  progress({ phase, words, value = null, max }) {
+    $("#phase").textContent = words;
+    if (value !== null) Object.assign($("#progress"), { max, value });
     const now = performance.now();
     if (phase !== this.#phase || now - this.spoken > SPOKEN_MS) {
       this.spoken = now;
@@ -81,6 +77,11 @@ export class Stage {
     this.#render();
   }
 
+  /** The result's file has come, or did not. */
+  refresh(view) {
+    $(".result > :first-child", this.root)?.replaceWith(view);
+  }
+
   #phase = null;
 
   #tick() {
@@ -96,9 +97,9 @@ export class Stage {
 }
 
 /** A place of the size that the picture will have, as far as that is known and there is room. */
-function tile(width, height, known) {
+function tile({ ratio, width }) {
   const made = element("div", { className: "tile" });
-  made.style.aspectRatio = `${width} / ${height}`;
-  made.style.width = `min(100%, ${(66 * width) / height}vh${known ? `, ${width}px` : ""})`;
+  made.style.aspectRatio = ratio;
+  made.style.width = `min(100%, ${66 * ratio}vh${width === null ? "" : `, ${width}px`})`;
   return made;
 }

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, FLAGS, WAIT_MS, Page, ready
-from fake_server import EDITS, Fake, serving_fake
+from browser import CHROMIUM, FLAGS, IMPATIENT, WAIT_MS, Page, ready
+from fake_media import VIDEO
+from fake_server import CAPABILITIES, EDITS, Fake, serving_fake
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +43,13 @@ def tab(chromium: Any) -> Iterator[Callable[..., Page]]:
     faults: list[str] = []
     contexts = []
 
-    def open(url: str, **options: Any) -> Page:
+    def open(url: str, script: str | None = None, **options: Any) -> Page:
         context = chromium.new_context(**options)
         contexts.append(context)
         context.set_default_timeout(WAIT_MS)
         page = context.new_page()
+        if script is not None:  # runs before those of the page
+            page.add_init_script(script)
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("console", lambda line: faults.append(line.text) if "Security Policy" in line.text else None)
         page.on("request", lambda r: None if r.url.startswith((url, "blob:", "data:")) else faults.append(r.url))
@@ -62,6 +65,12 @@ def tab(chromium: Any) -> Iterator[Callable[..., Page]]:
 @pytest.fixture
 def page(fake: Fake, tab: Callable[..., Page]) -> Page:
     return ready(tab(fake.url))
+
+
+@pytest.fixture
+def videos(fake: Fake, tab: Callable[..., Page]) -> Page:
+    fake.capabilities = CAPABILITIES | VIDEO
+    return ready(tab(fake.url, IMPATIENT))
 
 
 @pytest.fixture

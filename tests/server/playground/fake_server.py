@@ -15,20 +15,23 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import fake_media
 import uvicorn
+from fake_media import Jobs
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from PIL import Image, ImageDraw, ImageFilter
 
-from polymux.config import ServerConfig
 from polymux.server import playground
 from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 
 LIMITS = {
     "max_inference_steps": 100,
     "max_num_outputs": 4,
     "max_generated_image_size": 1024 * 1024,
-    "max_num_frames": 1,
+    "max_num_frames": 1024,
+    "max_audio_seconds": 600.0,
     "max_prompt_length": 2000,
 }
 CAPABILITIES: dict[str, Any] = {
@@ -41,6 +44,10 @@ CAPABILITIES: dict[str, Any] = {
     "required": ["prompt"],
     "media": {},
     "size_multiple": 16,
+    "frames_multiple": 1,
+    "fps": None,
+    "sample_rate": None,
+    "max_seconds": None,
     "previews": True,
     "merges": True,
     "dtype": "float32",
@@ -60,7 +67,7 @@ class Fake:
     status: str = "ready"
     api_key: str | None = None
     steps: int = 4
-    hold_at: int | None = None  # a generation waits before this step, until `go` is set
+    hold_at: int | None = None  # a generation waits before this step (a job: at this percent), until `go` is set
     step_s: float = 0.0
     error: tuple[int, dict[str, Any]] | None = None  # the next generation is answered with it
     layers: bool = False  # the pictures of an answer are made by one seed
@@ -69,6 +76,7 @@ class Fake:
     sent: list[dict[str, Any]] = field(default_factory=list)  # fields; pictures as (name, size)
     left: threading.Event = field(default_factory=threading.Event)  # a client left before its answer was complete
     url: str = ""
+    jobs: Jobs = field(default_factory=Jobs)
 
 
 @contextlib.contextmanager
@@ -93,6 +101,7 @@ def serving_fake() -> Iterator[Fake]:
 def _app(fake: Fake) -> FastAPI:
     app = FastAPI()
     app.include_router(playground.routes(ServerState(None, ServerConfig())))  # type: ignore[arg-type]
+    app.include_router(fake_media.routes(fake, lambda request: _refusal(fake, request) or _fault(fake, request)))
 
     @app.get("/health")
     def health() -> Response:
@@ -135,6 +144,14 @@ def _refusal(fake: Fake, request: Request) -> Response | None:
     return None
 
 
+def _fault(fake: Fake, request: Request) -> Response | None:
+    """What the next generation is answered with, if a test says so."""
+    if fake.error is None or request.method != "POST":
+        return None
+    (status, error), fake.error = fake.error, None
+    return _error(status, error)
+
+
 def _error(status: int, error: dict[str, Any]) -> Response:
     headers = {"retry-after": "7"} if status == 429 else None
     return JSONResponse(
@@ -146,9 +163,8 @@ async def _create(fake: Fake, request: Request, body: dict[str, Any], name: str)
     fake.sent.append(body)
     if (refusal := _refusal(fake, request)) is not None:
         return refusal
-    if fake.error is not None:
-        (status, error), fake.error = fake.error, None
-        return _error(status, error)
+    if (fault := _fault(fake, request)) is not None:
+        return fault
     if not body.get("stream"):
         size, seed, count = _size(body), body.get("seed", 7), body.get("n", 1)
         return JSONResponse({"data": [{"b64_json": picture(size, seed + i), "seed": seed + i} for i in range(count)]})

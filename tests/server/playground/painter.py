@@ -9,10 +9,11 @@ import threading
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
+import numpy as np
 import uvicorn
 from PIL import Image
 
-from polymux.config import EngineConfig, ServerConfig
+from polymux.config import EngineConfig
 from polymux.knobs import build
 from polymux.metrics import Metrics
 from polymux.omni_output import OmniPreview, OmniRequestOutput
@@ -20,6 +21,7 @@ from polymux.prompts import Prompt, request_of
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress, Request
 from polymux.server.run import http_config
 from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 from polymux.validation import validate
 
 ARGUMENTS = ("prompt", "negative_prompt", "height", "width", "num_inference_steps", "strength", "image", "mask_image")
@@ -77,6 +79,50 @@ class Painter:
         )
 
 
+class Singer(Painter):
+    """Makes sound, too."""
+
+    capabilities = Capabilities(
+        family="singer",
+        pipeline="SingerPipeline",
+        modality="audio",
+        arguments=("prompt", "negative_prompt", "num_inference_steps", "seconds", "src_audio"),
+        required=("prompt",),
+        media={"src_audio": 1},
+        sample_rate=8000,
+        max_seconds=10.0,
+    )
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: OmniDiffusionSamplingParams,
+        *,
+        request_id: str | None = None,
+        partial_images: int = 0,
+    ) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
+        assert request_id is not None
+        request = request_of(prompt, sampling_params, request_id, partial_images)
+        validate(request, self.capabilities, self.config.limits)
+        seed = 2**64 - 9 if sampling_params.seed is None else sampling_params.seed
+        yield OmniRequestOutput(
+            request_id=request_id,
+            prompt=request.prompt,
+            modality="audio",
+            audio=[sung(request, seed)],
+            sample_rate=8000,
+            seeds=[seed],
+        )
+
+
+def sung(request: Request, seed: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    params = request.params
+    asked = (seed, request.prompt, params.negative_prompt, params.num_inference_steps, repr(request.media))
+    pitch = hashlib.sha256(repr(asked).encode()).digest()[0] + 200
+    time = np.arange(int((params.seconds or 1) * 8000), dtype=np.float32) / 8000
+    return np.sin(2 * np.pi * pitch * time)[None].astype(np.float32) / 2
+
+
 def painted(request: Request, seed: int) -> Image.Image:
     params = request.params
     asked = (seed, request.prompt, params.negative_prompt, params.num_inference_steps, params.strength, request.media)
@@ -85,9 +131,9 @@ def painted(request: Request, seed: int) -> Image.Image:
 
 
 @contextlib.contextmanager
-def serving_painter(**server_args: Any) -> Iterator[str]:
+def serving_painter(artist: Painter | None = None, **server_args: Any) -> Iterator[str]:
     """The URL."""
-    server = uvicorn.Server(http_config(ServerState(Painter(), build(ServerConfig, server_args))))
+    server = uvicorn.Server(http_config(ServerState(artist or Painter(), build(ServerConfig, server_args))))
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()

@@ -76,10 +76,10 @@ def test_a_model_that_sleeps_can_be_woken(fake: Fake, tab: Callable[..., Page]) 
     expect(page.locator("#wake")).to_be_hidden()
 
 
-def test_a_model_that_makes_no_pictures_is_not_offered(fake: Fake, tab: Callable[..., Page]) -> None:
-    fake.capabilities = CAPABILITIES | {"modality": "video"}
+def test_a_model_that_makes_something_else_is_not_offered(fake: Fake, tab: Callable[..., Page]) -> None:
+    fake.capabilities = CAPABILITIES | {"modality": "text"}
     page = tab(fake.url)
-    expect(page.locator("#notice")).to_contain_text("makes video")
+    expect(page.locator("#notice")).to_contain_text("makes text")
     assert page.locator("#form").get_attribute("inert") is not None
 
 

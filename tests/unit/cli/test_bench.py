@@ -45,6 +45,11 @@ def refusal(status: int, code: str) -> Answer:
     return status, "application/json", json.dumps({"error": {"message": "no", "code": code}}).encode()
 
 
+class Quiet(ThreadingHTTPServer):
+    def handle_error(self, *_: Any) -> None:
+        """A client that left is no error."""
+
+
 class FakeServer:
     """Answers request i with `answer(body, i)`."""
 
@@ -87,7 +92,7 @@ class FakeServer:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http = Quiet(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
 
 
@@ -161,9 +166,14 @@ def test_concurrency_is_kept(server: FakeServer, bench: Any) -> None:
         return pictures({"b64_json": picture()})
 
     server.answer = answer
-    code, result = bench("--num-prompts", "9", "--num-warmups", "0", "--max-concurrency", "3")
+    words = ("--num-prompts", "9", "--num-warmups", "0", "--max-concurrency", "3")
+    code, result = bench(*words)
     assert code == 0 and 1 < server.most <= 3
-    assert result["summary"]["client_wait"]["max"] > 0
+    assert max(request["due"] for request in result["requests"]) > 0.02, (
+        "each is due when its client has its last answer"
+    )
+    _, result = bench(*words, "--request-rate", "1000")
+    assert server.most <= 3 and result["summary"]["client_wait"]["max"] > 0.01
 
 
 def test_warm_ups_have_the_measured_shapes_and_do_not_count(server: FakeServer, bench: Any, tmp_path: Path) -> None:

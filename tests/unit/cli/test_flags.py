@@ -11,9 +11,10 @@ import pytest
 from polymux.cli import generate, serve
 from polymux.cli.flags import Parser, add_group, flag_of, given
 from polymux.cli.input_files import FLAGS
-from polymux.config import EngineConfig, LimitsConfig, MemoryConfig, ServerConfig
+from polymux.config import EngineConfig, MemoryConfig
 from polymux.knobs import Checked, build, field_type, groups_of, knob, without_none
 from polymux.prompts import request_of
+from polymux.server_config import ServerConfig
 
 GROUPS = groups_of(EngineConfig)
 ENGINE_KNOBS = [(name, f) for name, group in GROUPS.items() for f in dataclasses.fields(group)]
@@ -123,6 +124,15 @@ GENERATION_FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "--sigmas": (["1,0.5"], {"sigmas": (1.0, 0.5)}),
     "--timesteps": (["999,1"], {"timesteps": (999.0, 1.0)}),
     "--max-sequence-length": (["77"], {"max_sequence_length": 77}),
+    "--enable-frame-interpolation": ([], {"enable_frame_interpolation": True}),
+    "--frame-interpolation-exp": (
+        ["2", "--enable-frame-interpolation"],
+        {"frame_interpolation_exp": 2, "enable_frame_interpolation": True},
+    ),
+    "--frame-interpolation-scale": (
+        ["0.5", "--enable-frame-interpolation"],
+        {"frame_interpolation_scale": 0.5, "enable_frame_interpolation": True},
+    ),
     "--extra-args": (['{"eta": 0.5}'], {"extra_args": {"eta": 0.5}}),
 }
 
@@ -133,7 +143,8 @@ def test_every_generation_flag_reaches_the_sampling_params(flag: str) -> None:
     plain = generate.sampling_params(parser_of(generate).parse(["--prompt", "p"]))
     params = generate.sampling_params(parser_of(generate).parse(["--prompt", "p", flag, *words]))
     assert params == dataclasses.replace(plain, **expected)
-    generate.check_without_model(request_of("p", params, "id"), LimitsConfig())
+    config = EngineConfig.from_flat(model="demo", frame_interpolation_model_path="network.safetensors")
+    generate.check_without_model(request_of("p", params, "id"), config)
 
 
 def test_no_generation_flag_is_untested() -> None:

@@ -27,3 +27,19 @@ def test_of_other_models(tmp_path: Path) -> None:
     for text in ("no JSON", "[]", '{"_class_name": 3}', "{}"):
         (tmp_path / "model_index.json").write_text(text)
         assert known_modality(ModelConfig(model=str(tmp_path))) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ('{"architectures": ["VitsModel"]}', "audio"),
+        ('{"architectures": ["LlamaForCausalLM"]}', None),
+        ('{"architectures": []}', None),
+        ('{"architectures": 3}', None),
+        ("no JSON", None),
+        ("[]", None),
+    ],
+)
+def test_of_models_of_transformers(text: str, made: str | None, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert known_modality(ModelConfig(model=str(tmp_path))) == made

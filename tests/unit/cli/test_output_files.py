@@ -103,6 +103,15 @@ def test_rates_are_never_guessed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_frames_per_second_that_a_file_cannot_have(tmp_path: Path) -> None:
+    Target(None).check_fps(60)
+    Target(tmp_path / "a.png").check_fps(None)
+    for name, fps in (("a.gif", 60.0), ("a.mp4", 0.001), ("a.mp4", None)):
+        with pytest.raises(InvalidRequestError) as caught:
+            Target(tmp_path / name).check_fps(fps)
+        assert caught.value.param == "fps"
+
+
 def test_what_cannot_be_written_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(GenerationError, match=r"a\.mp4 cannot be written: No such file"):
         written(output("video", videos=[FRAMES]), tmp_path / "gone" / "a.mp4", 8)

@@ -34,6 +34,14 @@ def test_frames_are_pictures() -> None:
     assert np.array_equal(made("video", floats)["video"], floats)
 
 
+def test_a_picture_is_the_mask_of_every_frame() -> None:
+    mask = Image.new("L", (6, 4), 255)
+    video = media_arguments({"video": [to_wire(FRAMES)], "mask": [to_wire(mask)]}, UNKNOWN, TAKES)
+    assert [np.asarray(frame).tolist() for frame in video["mask"]] == [np.asarray(mask).tolist()] * len(FRAMES)
+    alone = media_arguments({"mask": [to_wire(mask)]}, UNKNOWN, TAKES)
+    assert isinstance(alone["mask"], Image.Image)
+
+
 def test_sound_is_a_tensor_with_the_channels_that_the_model_has() -> None:
     for samples in (MONO, MONO.astype(np.float64)):
         sound = made("src_audio", samples, rate=8000)["src_audio"]

@@ -179,6 +179,8 @@ def test_kohya_s_format(tiny_checkpoint: Callable[..., Path], tiny_lora: Callabl
     save_file(made, kohya)
     engine = load(tiny_checkpoint("sd15"))
     half = generate(engine, tiny_lora("sd15"), scale=0.5)
+    with pytest.raises(InvalidRequestError, match="leave the component out"):
+        generate(engine, LoRARequest(path=str(tiny_lora("sd15")), component="transformer"))
     np.testing.assert_allclose(generate(engine, kohya), half, atol=1e-5)
     engine.close()
 
@@ -219,6 +221,20 @@ def test_unusable_files(engine: DiffusionEngine, tmp_path: Path, name: str, mess
     assert not engine.busy
 
 
+def test_what_does_not_fit_is_told_in_a_line(engine: DiffusionEngine, plain: Array, file: Path, tmp_path: Path) -> None:
+    wide = {key: torch.zeros(value.shape[0], 999) for key, value in load_file(file).items() if ".lora_A." in key}
+    save_file(load_file(file) | wide, tmp_path / "wide.safetensors")
+    with pytest.raises(InvalidRequestError, match=r"size mismatch for .*999") as caught:
+        engine.add(request_of("bad", tmp_path / "wide.safetensors"))
+    assert len(caught.value.message) < 500 and "\n" not in caught.value.message
+    np.testing.assert_array_equal(generate(engine), plain)
+
+
+def test_a_component_that_the_model_lacks(engine: DiffusionEngine, file: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"has the denoisers transformer;"):
+        engine.add(request_of("bad", LoRARequest(path=str(file), component="transformer_2")))
+
+
 def test_a_file_that_has_changed_is_read_again(engine: DiffusionEngine, file: Path, tmp_path: Path) -> None:
     path = tmp_path / "style.safetensors"
     shutil.copy(file, path)
@@ -244,6 +260,10 @@ def test_how_many_are_kept(checkpoint: Path, file: Path, tmp_path: Path) -> None
         np.testing.assert_allclose(pixels(event), want, atol=2e-5)
     generate(small, copies[3])
     assert kept() == 2
+    for path in copies:  # what is read for a request that is refused counts, too
+        with pytest.raises(InvalidRequestError, match="No such file"):
+            small.add(request_of("bad", path, tmp_path / "missing.safetensors"))
+        assert kept() == 2
     np.testing.assert_array_equal(generate(small, copies[0]), want)
     small.close()
 

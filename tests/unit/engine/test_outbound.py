@@ -113,6 +113,20 @@ def test_who_does_not_use_his_output_up_holds_nobody_else_up() -> None:
     assert not engine.busy
 
 
+def test_the_engine_rests_while_it_waits_for_a_consumer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = video_engine(frames_per_chunk=1)
+    engine.add(video("slow"))
+    settle(engine, lambda events: len(chunks_in(events)) == WINDOW)
+    rests: list[float] = []
+    monkeypatch.setattr("polymux.engine.outbound.time.sleep", rests.append)
+    for _ in range(5):
+        assert not engine.step()
+    assert len(rests) == 5
+    engine.taken("slow")
+    assert len(chunks_in(engine.step())) == 1 and len(rests) == 5, "what can go on goes on at once"
+    engine.close()
+
+
 def test_the_next_request_runs_while_an_output_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     hold = threading.Event()
     copy = HostCopy.run

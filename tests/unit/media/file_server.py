@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from polymux.config import MediaConfig
 from polymux.media.web import WebSource
+from polymux.server_config import MediaConfig
 
 LOOPBACK = ("127.0.0.1/32",)
 CERTIFICATE = Path(__file__).with_name("media.test.pem")  # for the host media.test, signed by itself, until 2126

@@ -88,6 +88,7 @@ def test_what_is_beyond_the_range_is_clipped_and_counted() -> None:
     [
         (np.zeros((3, 10)), 8000, "shape"),
         (np.zeros((1, 1, 10)), 8000, "shape"),
+        (np.zeros((1, 0)), 8000, "at least one"),
         (np.zeros((1, 10), np.int32), 8000, "int32"),
         (np.full((1, 10), np.nan), 8000, "finite"),
         (np.zeros((1, 10)), 0, "sample_rate=0"),

@@ -179,6 +179,8 @@ def spec(**options: Any) -> VideoSpec:
         ({"format": "webp", "sample_rate": 8000, "channels": 1}, "no sound"),
         ({"format": "webm", "lossless": True, "sample_rate": 8000, "channels": 1}, "no sound"),
         ({"sample_rate": 8000}, "channels"),
+        ({"sample_rate": 0, "channels": 1}, "sample_rate=0"),
+        ({"sample_rate": 8000, "channels": 3}, "channels=3"),
         ({"quality": 52}, "quality=52"),
         ({"quality": 10, "lossless": True}, "quality=10"),
     ],
@@ -209,6 +211,15 @@ def test_other_frames_are_refused_and_leave_no_file(frames: Any, tmp_path: Path)
 def test_no_frame_is_no_video(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one"), VideoWriter(tmp_path / "a.mp4", spec()):
         pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sound_that_was_promised_must_come(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match="none was added"),
+        VideoWriter(tmp_path / "a.webm", spec(format="webm", sample_rate=8000, channels=1)) as writer,
+    ):
+        writer.add_frames(np.zeros((1, 16, 16, 3), np.uint8))
     assert list(tmp_path.iterdir()) == []
 
 

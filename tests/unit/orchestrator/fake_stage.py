@@ -62,7 +62,7 @@ class FakeEngine:
         self.parts: dict[str, int] = {}  # chunks that are out
         self.events: list[Event] = []
         self.done = 0
-        self.runs = 0
+        self.runs = self.level = 0
         if self.model == "missing":
             raise CheckpointError("model.safetensors: 'a.weight' is missing")
         if self.model == "bug":
@@ -89,6 +89,7 @@ class FakeEngine:
             waiting=len(self.requests) - running,
             steps=self.done,
             seconds={"denoise": self.done * 0.5},
+            host_memory=5000 - 1000 * self.level,
             runs=[ComponentRuns("denoiser", "denoise", {1: self.runs}, Distribution([self.runs] + [0] * 15, 0.0))],
         )
 
@@ -148,8 +149,8 @@ class FakeEngine:
         return level * 1000
 
     def wake_up(self) -> None:
-        if self.model == "tired" and self.level:
-            self.level = 0
+        tired, self.level = self.model == "tired" and self.level, 0
+        if tired:
             raise CheckpointError("model.safetensors: gone")
 
     def close(self) -> None:

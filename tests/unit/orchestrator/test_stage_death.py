@@ -95,7 +95,7 @@ def test_restart(make_stage: MakeStage) -> None:
             with pytest.raises(StageDeadError):
                 await task
             assert h.orchestrator.status == "loading"
-            with pytest.raises(NotReadyError, match="still loading"):
+            with pytest.raises(NotReadyError, match="loading again"):
                 await h.ask("3")
             await until(lambda: h.orchestrator.status == "ready")
             before = h.number("polymux:denoise_steps_total")

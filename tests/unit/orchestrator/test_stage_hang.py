@@ -11,6 +11,7 @@ from orchestrator_harness import LONG, MakeStage, exists, run, started, until
 
 from polymux.errors import StageDeadError
 from polymux.orchestrator.watchdog import TICKS, Watchdog
+from polymux.request import OmniDiffusionSamplingParams, OutputChunk, Request
 
 PATIENCE = 0.4
 
@@ -74,6 +75,27 @@ def test_an_aborted_request_counts_until_the_stage_lets_go(make_stage: MakeStage
             h.orchestrator.abort("0")
             async with asyncio.timeout(10):
                 await h.orchestrator.until_dead()
+
+    run(scenario())
+
+
+def test_it_is_not_the_stage_that_hangs_if_the_consumer_is_slow(make_stage: MakeStage) -> None:
+    async def scenario() -> None:
+        async with started(make_stage, stage_hang_timeout=PATIENCE) as h:
+            request = Request(request_id="0", prompt="parts", params=OmniDiffusionSamplingParams())
+            events = h.orchestrator.generate(request)
+            parts = 0
+            async for event in events:
+                if isinstance(event, OutputChunk):
+                    parts += 1
+                    await asyncio.sleep(3 * PATIENCE if parts in (1, 3) else 0)
+                    if parts == 3:
+                        break
+            assert h.orchestrator.status == "ready"
+            os.kill(h.pid, signal.SIGSTOP)  # now it is the stage's turn
+            with pytest.raises(StageDeadError):
+                async for _ in events:
+                    pass
 
     run(scenario())
 

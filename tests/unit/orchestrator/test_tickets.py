@@ -21,7 +21,7 @@ from polymux.errors import (
 from polymux.metrics import Metrics
 from polymux.orchestrator.admission import admit
 from polymux.orchestrator.tickets import Ticket, Tickets, outcome_of
-from polymux.request import Capabilities, Failed, Finished, Progress, Request, RequestMetrics
+from polymux.request import Capabilities, Failed, Finished, Preview, Progress, Request, RequestMetrics
 
 CAPABILITIES = Capabilities(
     family=None, pipeline="P", modality="image", arguments=("prompt",), required=("prompt",), media={}
@@ -56,7 +56,8 @@ async def everything(ticket: Ticket) -> list[object]:
 def test_progress_and_then_the_output() -> None:
     tickets = Tickets(Metrics("m"))
     ticket = tickets.open("a")
-    events = [Progress("a", "denoise", 1, 2), Progress("a", "denoise", 2, 2), finished("a")]
+    preview = Preview("a", 0, 1, [])
+    events = [Progress("a", "denoise", 1, 2), preview, Progress("a", "denoise", 2, 2), finished("a")]
     for event in events:
         tickets.deliver(event)
     tickets.deliver(Progress("unknown", "denoise", 1, 2))

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from PIL import Image
 
-from polymux.config import EngineConfig, ServerConfig, build
+from polymux.config import EngineConfig, build
 from polymux.errors import NotReadyError, PolymuxError
 from polymux.metrics import Metrics
 from polymux.omni_output import OmniPreview, OmniRequestOutput
@@ -18,6 +18,7 @@ from polymux.prompts import Prompt, request_of
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress, Request
 from polymux.server.app import build_app
 from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 from polymux.validation import validate
 
 CAPABILITIES = Capabilities(

@@ -12,7 +12,6 @@ import httpx
 import numpy as np
 from fake_omni import FakeOmni
 
-from polymux.config import ServerConfig
 from polymux.errors import NotReadyError, RequestAbortedError
 from polymux.knobs import build
 from polymux.media.wire import to_wire
@@ -21,6 +20,7 @@ from polymux.prompts import Prompt, request_of
 from polymux.request import ArrayData, Capabilities, OmniDiffusionSamplingParams, OutputChunk, Progress, Request
 from polymux.server.app import build_app
 from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 from polymux.validation import validate
 
 CAPABILITIES = Capabilities(
@@ -120,7 +120,7 @@ class FakeVideoOmni(FakeOmni):
 def frames_of(request: Request) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Smooth, so that a lossy encoder changes little; frame i is brighter than frame i - 1."""
     params, defaults = request.params, CAPABILITIES.defaults
-    count = params.num_frames or defaults["num_frames"]
+    count = ((params.num_frames or defaults["num_frames"]) - 1) * params.frame_factor + 1
     shape = (count, params.height or defaults["height"], params.width or defaults["width"], 3)
     return np.broadcast_to((np.arange(count) * 10 % 250).astype(np.uint8)[:, None, None, None], shape).copy()
 

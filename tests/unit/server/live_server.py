@@ -13,10 +13,10 @@ from typing import Any
 import uvicorn
 from fake_omni import FakeOmni
 
-from polymux.config import ServerConfig
 from polymux.knobs import build
 from polymux.server.run import http_config
 from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 
 
 @contextlib.asynccontextmanager

@@ -12,12 +12,13 @@ import pytest
 from fake_omni import FakeOmni, client
 from fastapi.routing import APIRoute
 
-from polymux.config import AccessConfig, ServerConfig, api_keys, stage_environment
+from polymux.config import api_keys, stage_environment
 from polymux.errors import ConfigError
 from polymux.knobs import build
 from polymux.server import access
 from polymux.server.app import build_api
 from polymux.server.state import ServerState
+from polymux.server_config import AccessConfig, ServerConfig
 
 KEY = "sk-SECRET-1"
 URL = "/v1/images/generations"

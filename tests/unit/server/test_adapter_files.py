@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from polymux.config import AdapterFilesConfig
 from polymux.errors import ConfigError, InvalidRequestError
 from polymux.request import LoRARequest
+from polymux.server import adapter_files
 from polymux.server.adapter_files import AdapterFiles
 from polymux.server.protocol import AdapterField
+from polymux.server_config import AdapterFilesConfig
 
 
 @pytest.fixture
@@ -21,6 +22,9 @@ def folder(tmp_path: Path) -> Path:
         path.write_bytes(b"")
     (allowed / "out.safetensors").symlink_to(tmp_path / "secret.safetensors")
     (allowed / "in.safetensors").symlink_to(allowed / "ink.safetensors")
+    for name, leads_to in (("leaky", tmp_path / "secret.safetensors"), ("linked", allowed / "ink.safetensors")):
+        (allowed / name).mkdir()
+        (allowed / name / "adapter.safetensors").symlink_to(leads_to)
     (tmp_path / "loras-not").mkdir()
     (tmp_path / "loras-not" / "x.safetensors").write_bytes(b"")
     return allowed
@@ -36,7 +40,9 @@ def chosen(folder: Path, path: str) -> str:
     return one.path
 
 
-@pytest.mark.parametrize("path", ["ink.safetensors", "deep/oil.safetensors", "deep/../ink.safetensors", "deep"])
+@pytest.mark.parametrize(
+    "path", ["ink.safetensors", "deep/oil.safetensors", "deep/../ink.safetensors", "deep", "linked"]
+)
 def test_below_the_folder(folder: Path, path: str) -> None:
     assert chosen(folder, path) == str((folder / path).resolve())
     assert chosen(folder, str(folder / path)) == str((folder / path).resolve())
@@ -52,6 +58,8 @@ def test_a_link_that_stays_inside(folder: Path) -> None:
         "../secret.safetensors",
         "deep/../../secret.safetensors",
         "out.safetensors",
+        "leaky",
+        "leaky/adapter.safetensors",
         "{parent}/secret.safetensors",
         "{parent}/loras-not/x.safetensors",
         "../loras-not/x.safetensors",
@@ -95,6 +103,20 @@ def test_names(folder: Path) -> None:
     adapters.forget("ink")
     with pytest.raises(InvalidRequestError, match="no adapter has this name"):
         adapters.forget("ink")
+
+
+def test_names_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_files, "MAX_NAMES", 40)
+    adapters = files(folder)
+    for i in range(40):
+        adapters.name(f"{i:02}" + "x" * 200, "ink.safetensors")
+    with pytest.raises(InvalidRequestError, match="40 names are in use"):
+        adapters.name("one more", "ink.safetensors")
+    with pytest.raises(InvalidRequestError, match=r"known are 00x.*19x* and others, 40 in all") as caught:
+        adapters.chosen([AdapterField(name="oil")])
+    assert len(caught.value.message) < 2000
+    adapters.forget("00" + "x" * 200)
+    adapters.name("one more", "ink.safetensors")
 
 
 @pytest.mark.parametrize("field", [AdapterField(), AdapterField(name="a", path="b")])

@@ -16,8 +16,9 @@ import pytest
 from fake_omni import CAPABILITIES, FakeOmni, client
 from prometheus_client.parser import text_string_to_metric_families
 
-from polymux.config import HttpConfig, LimitsConfig, MediaConfig
+from polymux.config import LimitsConfig
 from polymux.orchestrator.orchestrator import Status
+from polymux.server_config import HttpConfig, MediaConfig
 
 
 def call(method: str, url: str, omni: FakeOmni | None = None, server: Any = None, **kwargs: Any) -> httpx.Response:
@@ -73,6 +74,18 @@ def test_models_lists_the_one_model_with_its_limits_and_abilities() -> None:
     assert can["size_multiple"] == 16
     assert can["fields"] == ["guidance_scale", "height", "negative_prompt", "num_inference_steps", "width"]
     assert can["extra_args"] == ["eta"]
+
+
+def test_models_lists_no_argument_that_would_be_refused() -> None:
+    omni = FakeOmni()
+    arguments = (*CAPABILITIES.arguments, "output_type", "strength")
+    omni.capabilities = msgspec.structs.replace(CAPABILITIES, arguments=arguments)
+    (model,) = call("GET", "/v1/models", omni).json()["data"]
+    names = model["capabilities"]["extra_args"]
+    assert names == ["eta"]
+    for name in names:
+        body = {"prompt": "a", "extra_args": {name: 0.5}}
+        assert call("POST", "/v1/images/generations", omni, json=body).status_code == 200
 
 
 LIMITS = (LimitsConfig, HttpConfig, MediaConfig)

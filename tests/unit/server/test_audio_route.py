@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import wave
 from typing import Any
@@ -14,8 +15,9 @@ import pytest
 from fake_omni import CAPABILITIES, FakeOmni, client
 
 from polymux.errors import GenerationError
+from polymux.media.audio import encode_audio
 from polymux.omni_output import OmniRequestOutput
-from polymux.request import Request
+from polymux.request import ArrayData, Request
 
 URL = "/v1/audio/generate"
 BASE: dict[str, Any] = {"prompt": "rain on a tin roof", "seed": 5}
@@ -24,7 +26,10 @@ MAKES_SOUND = msgspec.structs.replace(
     modality="audio",
     arguments=("prompt", "negative_prompt", "seconds", "num_inference_steps", "guidance_scale", "eta"),
     max_seconds=30.0,
+    media={"src_audio": 1},
+    sample_rate=8000,
 )
+SOUND_URL = "data:audio/wav;base64," + base64.b64encode(encode_audio(np.zeros((2, 400)), 16000, "wav")).decode()
 
 
 class SoundingOmni(FakeOmni):
@@ -50,9 +55,9 @@ class SoundingOmni(FakeOmni):
         )
 
 
-def post(omni: FakeOmni | None = None, **body: Any) -> httpx.Response:
+def post(omni: FakeOmni | None = None, server: dict[str, Any] | None = None, **body: Any) -> httpx.Response:
     async def send() -> httpx.Response:
-        async with client(omni or SoundingOmni()) as http:
+        async with client(omni or SoundingOmni(), **(server or {})) as http:
             return await http.post(URL, json={k: v for k, v in (BASE | body).items() if v is not ...})
 
     return asyncio.run(send())
@@ -105,6 +110,19 @@ def test_everything_reaches_the_generator() -> None:
     assert params.extra_args == {"eta": 1}
 
 
+def test_input_sound_counts_against_what_requests_hold_together() -> None:
+    refused = post(SoundingOmni(), server={"max_total_media_bytes": 1024}, media={"src_audio": SOUND_URL})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_overloaded")
+
+
+def test_input_sound_arrives_at_the_rate_of_the_model() -> None:
+    omni = SoundingOmni()
+    assert post(omni, media={"src_audio": SOUND_URL}).status_code == 200
+    (sound,) = omni.requests[0].media["src_audio"]
+    assert isinstance(sound, ArrayData) and sound.sample_rate == 8000
+    assert sound.shape == (2, pytest.approx(200, abs=2))
+
+
 def test_other_words_for_the_same() -> None:
     omni = SoundingOmni()
     assert post(omni, prompt=..., input="wind", audio_length=2, seed=None).headers["x-seed"] == "7"
@@ -130,7 +148,12 @@ def test_other_words_for_the_same() -> None:
         ({"size": "64x64"}, "size"),
         ({"speed": 2}, "speed"),
         ({"extra_args": {"height": 64}}, "extra_args.height"),
-        ({"extra_args": {"no_such": 64}}, "no_such"),
+        ({"extra_args": {"no_such": 64}}, "extra_args.no_such"),
+        ({"media": {"image": SOUND_URL}}, "media.image"),
+        ({"media": {"src_audio": [SOUND_URL] * 2}}, "media.src_audio"),
+        ({"media": {"src_audio": "data:audio/wav;base64,AAAA"}}, "media.src_audio"),
+        ({"media": {"src_audio": "file:///etc/passwd"}}, "media.src_audio"),
+        ({"media": {"src_audio": 3}}, "media.src_audio"),
         ({"sigmas": [1.0]}, "sigmas"),
     ],
 )

@@ -10,13 +10,14 @@ import httpx
 import pytest
 from fake_omni import FakeOmni, client
 
-from polymux.config import HttpConfig, ServerConfig
 from polymux.server import body as body_module
 from polymux.server.app import build_app
 from polymux.server.body import BodyLimit
 from polymux.server.state import ServerState
+from polymux.server_config import HttpConfig, ServerConfig
 
 LIMIT = 2048
+SCOPE = {"type": "http", "method": "POST", "query_string": b""}
 LIMITS = HttpConfig(max_body_bytes=LIMIT)
 URL = "/v1/images/generations"
 
@@ -79,7 +80,7 @@ async def test_a_declared_size_over_the_limit_is_refused_unread(declared: str) -
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "headers": [(b"content-length", declared.encode())]}
+    scope = {**SCOPE, "headers": [(b"content-length", declared.encode())]}
     await BodyLimit(application, LIMITS)(scope, receive, send)
     assert sent[0]["status"] == 413
     assert received == 1
@@ -100,7 +101,10 @@ async def test_a_client_that_never_stops_sending_is_let_go(monkeypatch: pytest.M
         await send({"type": "http.response.start", "status": 404, "headers": []})
         await send({"type": "http.response.body", "body": b"not me"})
 
-    await asyncio.wait_for(BodyLimit(application, LIMITS)({"type": "http", "headers": []}, receive, send), 5)
+    await asyncio.wait_for(
+        BodyLimit(application, LIMITS)({**SCOPE, "headers": []}, receive, send),
+        5,
+    )
     assert [message["status"] for message in sent if "status" in message] == [413]
     assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 
@@ -121,7 +125,7 @@ async def test_an_answer_waits_for_the_rest_of_the_body() -> None:
         assert not chunks, "with data in the socket, the connection would be reset"
         sent.append(message)
 
-    await BodyLimit(application, LIMITS)({"type": "http", "headers": []}, receive, send)
+    await BodyLimit(application, LIMITS)({**SCOPE, "headers": []}, receive, send)
     assert sent[0]["status"] == 400
 
 

@@ -100,6 +100,27 @@ def events_of(response: httpx.Response) -> list[Any]:
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("messages", [], "[]: must not be empty"),
+        ("stop", ["x"], "['x']: must be empty"),
+        ("metadata", {"a": "b"}, "{'a': 'b'}: must be empty"),
+        ("user", "x" * 257, "'xxxxxxxxxxxx...xxxxxxxxxxxxx': must have at most 256 characters"),
+    ],
+)
+def test_a_wrong_length_is_told_in_words_of_http(field: str, value: Any, why: str) -> None:
+    error = error_of(ask(user("a"), **{field: value}) if field != "messages" else ask(*value))
+    assert (error["param"], error["message"]) == (field, f"{field}={why}")
+
+
+def test_a_prompt_that_is_wrong_is_said_of_the_messages() -> None:
+    omni = FakeOmni(max_prompt_length=100)
+    error = error_of(ask(user("a" * 60), user("b" * 60), omni=omni))
+    assert error["param"] == "messages"
+    assert error["message"].startswith("messages has 121 characters")
+
+
 def test_the_answer_is_openais() -> None:
     omni = FakeOmni()
     answer = ask(user("a cat"), omni=omni, n=2, size="64x32", model="fake/model").json()

@@ -11,7 +11,7 @@ import pytest
 from fake_omni import FakeOmni
 
 from polymux.cli.flags import flag_of
-from polymux.config import AccessConfig, EngineConfig, FilesConfig, HttpConfig, MediaConfig, ServerConfig, VideoConfig
+from polymux.config import EngineConfig
 from polymux.errors import PolymuxError
 from polymux.knobs import groups_of
 from polymux.server import audio, chat, errors, files, health, images, lora, models, playground, sleep, videos
@@ -28,6 +28,7 @@ from polymux.server.protocol import (
 from polymux.server.state import ServerState
 from polymux.server.video_protocol import VideoRequest
 from polymux.server.video_store import Status
+from polymux.server_config import AccessConfig, FilesConfig, HttpConfig, MediaConfig, ServerConfig, VideoConfig
 
 TEXT = (Path(__file__).parents[3] / "docs" / "server.md").read_text()
 CODE = set(re.findall(r"`([^`\n]+)`", TEXT))

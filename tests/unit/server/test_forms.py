@@ -66,7 +66,7 @@ def test_a_form_that_is_none(content: bytes, headers: dict[str, str]) -> None:
 def test_another_kind_of_body(content_type: str) -> None:
     response = post(b"prompt=a", {"content-type": content_type})
     assert response.status_code == 415, response.text
-    error_of(response)
+    assert error_of(response)["message"].endswith("must be application/json or multipart/form-data")
 
 
 def test_text_that_is_not_utf8() -> None:

@@ -7,7 +7,9 @@ import logging
 
 import pytest
 from fake_omni import FakeOmni
-from live_server import exchange, listening, request
+from live_server import Answer, exchange, listening, request
+
+from polymux.server import body as body_module
 
 pytestmark = pytest.mark.anyio
 
@@ -57,10 +59,24 @@ async def test_length_and_chunks_at_once() -> None:
         assert (answer.status, answer.error["code"]) == (400, "invalid_http")
 
 
-async def test_headers_over_the_limit() -> None:
+LONG = "y" * 3000
+OVER = {
+    "without their end": request(x=LONG)[:-4],
+    "whole": request(x=LONG),
+    "many": request(**{f"x{i}": "y" * 20 for i in range(100)}),
+    "in the path": request(path=f"/{LONG}"),
+    "in the query": request(path=f"/health?{LONG}"),
+    "behind another request": request().replace(b"Connection: close\r\n", b"") + request(x=LONG),
+}
+
+
+@pytest.mark.parametrize("sent", OVER.values(), ids=OVER)
+async def test_headers_over_the_limit(sent: bytes) -> None:
     async with listening(max_header_bytes=2048) as port:
-        assert (await exchange(port, request(x="y" * 1000))).status == 200
-        answer = await exchange(port, request(x="y" * 3000)[:-4])
+        assert (await exchange(port, request(x="y" * 1900))).status == 200
+        answer = await exchange(port, sent)
+        if sent.count(b" HTTP/1.1") > 1:  # the answer to the first one stands in front
+            answer = Answer(answer.body[answer.body.index(b"HTTP/1.1") :])
         assert (answer.status, answer.error["code"]) == (431, "headers_too_large")
         assert "2048" in answer.error["message"]
 
@@ -144,3 +160,37 @@ async def test_a_websocket_is_not_there() -> None:
         sent = request("GET", "/v1/realtime", Upgrade="websocket").replace(b"close", b"Upgrade")
         answer = await exchange(port, sent.replace(b"\r\n\r\n", b"\r\nx: y\r\n\r\n"), request())
         assert answer.status == 404
+
+
+async def test_an_answer_that_nobody_reads_is_given_up() -> None:
+    omni = FakeOmni()
+    body = b'{"prompt":"a","size":"2048x2048"}'  # of noise, so some megabytes
+    async with listening(omni, send_timeout=0.2) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(request("POST", URL, body, **JSON))
+        await asyncio.wait_for(omni.started.wait(), 10)
+        await asyncio.sleep(1.5)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
+            await reader.readexactly(length)
+        writer.close()
+
+
+async def test_a_body_that_is_refused_for_want_of_a_key_is_not_asked_for() -> None:
+    async with listening(api_key=("k",)) as port:
+        sent = request("POST", URL, Content_Length="100", Expect="100-continue", **JSON).replace(
+            b"Connection: close", b"x: y"
+        )
+        answer = await exchange(port, sent)
+        assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+        assert answer.headers["connection"] == "close"
+
+
+async def test_the_rest_of_a_body_does_not_keep_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "LINGER_S", 0.1)
+    async with listening(api_key=("k",)) as port:
+        sent = request("POST", URL, Content_Length="100", **JSON).replace(b"Connection: close", b"x: y")
+        answer = await exchange(port, sent, b"{")
+        assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+        assert answer.headers["connection"] == "close"

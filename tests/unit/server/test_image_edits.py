@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
 import pytest
+from fake_omni import client
 from PIL import Image
 from test_images_route import error_of, outcomes
 from upload_forms import BASE, EDITS, VARIATIONS, data_url, editor, file_of, form, picture, send
@@ -97,6 +99,8 @@ def test_a_file_that_is_no_whole_picture(content: bytes) -> None:
 def test_a_model_that_takes_no_pictures() -> None:
     omni = editor(media={}, required=("prompt",))
     assert "text alone" in refused(form(("image", PNG), omni=omni), "image")
+    omni = editor(media={"control_image": 1}, required=("prompt",))
+    assert "only control_image" in refused(form(("image", PNG), omni=omni), "image")
 
 
 def test_a_model_that_takes_no_mask() -> None:
@@ -201,6 +205,12 @@ def test_a_wrong_field_of_a_form_is_a_400_that_names_it(field: str, text: str) -
 def test_a_field_twice(field: str) -> None:
     values = {"model": "fake/model", "n": "1", "size": "64x32"}
     message = refused(form(("image", PNG), **{field: [values.get(field, "a")] * 2}), field)
+    assert "more than once" in message
+
+
+@pytest.mark.parametrize("whole", ["[1.0]", "x", "null", "1"])
+def test_a_list_both_ways(whole: str) -> None:
+    message = refused(form(("image", PNG), sigmas=whole, **{"sigmas[]": "1.0"}), "sigmas")
     assert "more than once" in message
 
 
@@ -358,3 +368,26 @@ def test_a_huge_upload_is_a_413() -> None:
         editor(), EDITS, {"max_body_bytes": 2000}, data=BASE, files=[("image", ("a.png", b"x" * 3000, "image/png"))]
     )
     refused(response, None, 413)
+
+
+@pytest.mark.parametrize(("mode", "size", "room_for"), [("RGB", 4, 2), ("RGBA", 4, 3), ("L", 1, 2)])
+def test_decoded_pictures_count_until_their_request_ends(mode: str, size: int, room_for: int) -> None:
+    """However small they are on the wire. One without alpha is made from one with it, so there are two for a moment."""
+    omni = editor()
+    files = [("image", ("a.png", file_of(Image.new(mode, (64, 64))), "image/png"))]
+    limit = 64 * 64 * size * room_for + 1000
+
+    async def scenario() -> None:
+        omni.hold.clear()
+        async with client(omni, max_total_media_bytes=limit) as http:
+            first = [asyncio.create_task(http.post(EDITS, data=BASE, files=files)) for _ in range(2)]
+            while len(omni.requests) < 2:
+                await asyncio.sleep(0.01)
+            third = await http.post(EDITS, data=BASE, files=files)
+            assert (third.status_code, error_of(third)["code"]) == (503, "server_overloaded")
+            assert third.headers["retry-after"] == "1"
+            omni.hold.set()
+            assert [(await one).status_code for one in first] == [200, 200]
+            assert (await http.post(EDITS, data=BASE, files=files)).status_code == 200
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))

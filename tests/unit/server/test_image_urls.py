@@ -13,10 +13,10 @@ import pytest
 from fake_omni import FakeOmni, client
 from PIL import Image
 
-from polymux.config import FilesConfig
 from polymux.errors import ConfigError, InvalidRequestError
 from polymux.server.image_answer import Picture
 from polymux.server.image_store import ImageStore
+from polymux.server_config import FilesConfig
 
 URL = "/v1/images/generations"
 BASE = {"prompt": "a", "size": "64x32", "seed": 1, "response_format": "url"}

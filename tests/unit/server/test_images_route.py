@@ -185,7 +185,8 @@ def test_values_that_ask_for_what_happens_anyway(extra: dict[str, Any]) -> None:
         ("prompt", None), ("prompt", {}), ("prompt", ["a"]), ("prompt", 3),
         ("negative_prompt", 3), ("user", "x" * 257),
         ("quality", "hd"), ("quality", "high"), ("background", "transparent"), ("moderation", "low"), ("stream", "x"),
-        ("style", "vivid"), ("partial_images", 1), ("partial_images", 4), ("stream_progress", True), ("num_steps", 3), ("image", "x"),
+        ("style", "vivid"), ("partial_images", 1), ("partial_images", 4), ("stream_progress", True), ("num_steps", 3),
+        ("image", "x"),
         ("sigmas", [1.0, "x"]), ("extra_args", []), ("extra_args", "x"),
     ],
 )  # fmt: skip
@@ -260,6 +261,25 @@ def test_an_argument_that_the_pipeline_does_not_take() -> None:
     assert "eta" in error_of(response)["message"]
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("height", "use the field size"),
+        ("width", "use the field size"),
+        ("num_outputs_per_prompt", "use the field n"),
+        ("seed", "use the field seed"),
+        ("prompt", "use the field prompt"),
+        ("output_type", "it cannot be chosen here"),
+        ("generator", "it cannot be chosen here"),
+        ("num_frames", "it cannot be chosen here"),
+    ],
+)
+def test_an_argument_with_a_field_of_its_own(name: str, hint: str) -> None:
+    error = error_of(post(BASE | {"extra_args": {name: 64}}))
+    assert error["param"] == f"extra_args.{name}"
+    assert error["message"] == f"extra_args.{name}=64: {hint}"
+
+
 def test_a_model_that_makes_no_pictures() -> None:
     omni = FakeOmni()
     omni.capabilities = msgspec.structs.replace(CAPABILITIES, modality="video")
@@ -283,6 +303,7 @@ def test_errors_of_the_engine(error: Exception, status: int, code: str) -> None:
     response = post(BASE, omni)
     assert (response.status_code, error_of(response)["code"]) == (status, code)
     assert ("retry-after" in response.headers) == (status == 429)
+    assert (response.headers.get("x-should-retry") == "false") == (status == 500)
 
 
 @pytest.mark.parametrize(

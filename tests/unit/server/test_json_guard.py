@@ -103,6 +103,21 @@ def test_odd_but_valid_characters_arrive_as_they_are(prompt: str) -> None:
     assert omni.requests[0].prompt == json.loads(f'"{prompt}"')
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("[" * 40, "--max-json-depth"), ("[1" + ",1" * 20_000 + "]", "--max-json-values"), ('{"a":1,"a":2}', "twice")],
+)
+def test_fields_of_forms_too(value: str, said: str) -> None:
+    async def send() -> httpx.Response:
+        async with client(FakeOmni()) as http:
+            form = {"prompt": "a", "extra_args": value}
+            return await http.post("/v1/images/edits", data=form, files={"image": b"x"})
+
+    response = asyncio.run(send())
+    assert response.status_code == 400
+    assert said in response.json()["error"]["message"]
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),

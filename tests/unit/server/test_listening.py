@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from polymux.config import ServerConfig
 from polymux.server.run import listen
+from polymux.server_config import ServerConfig
 
 
 def test_a_piece_of_an_answer_does_not_wait_for_the_confirmation_of_the_one_before() -> None:

@@ -11,10 +11,12 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from polymux.config import ServerConfig
 from polymux.server import errors, playground
-from polymux.server.protocol import ImageEditFields, ImageGenerationRequest
+from polymux.server.audio import AudioGenerationRequest
+from polymux.server.protocol import Body, ImageEditFields, ImageGenerationRequest
 from polymux.server.state import ServerState
+from polymux.server.video_protocol import VideoRequest
+from polymux.server_config import ServerConfig
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "polymux" / "server" / "playground"
@@ -51,6 +53,7 @@ def test_nothing_foreign_may_load_and_no_inline_script_runs(http: TestClient, ur
     assert policy["default-src"] == "'self'"
     assert not any(word in value for value in policy.values() for word in ("unsafe", "*", "http"))
     assert set(policy["img-src"].split()) == {"'self'", "blob:", "data:"}
+    assert set(policy["media-src"].split()) == {"'self'", "blob:"}
 
 
 def test_what_the_browser_has_is_not_sent_again(http: TestClient) -> None:
@@ -115,8 +118,22 @@ def test_every_label_has_its_control_and_every_control_its_label() -> None:
 
 
 def test_every_control_is_a_field_of_the_api() -> None:
+    bodies = (ImageGenerationRequest, ImageEditFields, VideoRequest, AudioGenerationRequest)
     fields = set(re.findall(r'data-field="(\w+)"', PAGE))
-    assert fields <= {*ImageGenerationRequest.model_fields, *ImageEditFields.model_fields, "image", "mask"}
+    assert fields
+    assert fields <= {name for body in bodies for name in body.model_fields}
+
+
+@pytest.mark.parametrize(
+    ("module", "body"),
+    [("image", ImageGenerationRequest), ("video", VideoRequest), ("audio", AudioGenerationRequest)],
+)
+def test_every_field_that_a_kind_sends_is_one_of_its_route(module: str, body: type[Body]) -> None:
+    for words in re.findall(r"^const FIELDS = \[(.+)\];$", SCRIPTS[f"{module}.js"], re.M):
+        named = set(re.findall(r'"(\w+)"', words))
+        assert named
+        # Strength is of edits alone, and offered where there is a picture.
+        assert named - ({"strength"} if module == "image" else set()) <= set(body.model_fields)
 
 
 @pytest.mark.parametrize("name", sorted(TEXTS))

@@ -81,6 +81,57 @@ def test_a_request_stays_one_line_and_short(caplog: pytest.LogCaptureFixture) ->
     assert "... (25" in line  # characters
 
 
+PICTURE = "data:image/png;base64," + "iVBORw0KGgo" * 50
+
+
+@pytest.mark.parametrize(
+    ("url", "sent"),
+    [
+        ("/v1/images/edits", {"data": {"prompt": "a cat"}, "files": {"image": ("a.png", b"iVBORw0KGgo")}}),
+        ("/v1/images/edits", {"json": {"prompt": "a cat", "image": PICTURE}}),
+        ("/v1/chat/completions", {"json": {"messages": [{"role": "user", "content": [
+            {"type": "text", "text": "a cat"}, {"type": "image_url", "image_url": {"url": PICTURE}}]}]}}),
+    ],
+)  # fmt: skip
+def test_every_route_logs_what_it_is_asked_and_none_logs_pictures(
+    url: str, sent: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def send() -> None:
+        async with client(FakeOmni(), log_requests=True) as http:
+            await http.post(url, **sent)
+
+    asyncio.run(send())
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "polymux.server"]
+    assert "a cat" in line
+    assert "iVBOR" not in line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PICTURE,
+        PICTURE.replace("data:", "DATA:"),
+        PICTURE[:60],
+        PICTURE.replace("iVBORw0KGgo", "iVBORw0KGgo "),
+        " " + PICTURE,
+        "like this: " + PICTURE,
+        "like this: " + PICTURE[:60],
+        PICTURE.partition(",")[2],
+        "like this: " + PICTURE.partition(",")[2],
+        "\n".join(["iVBORw0KGgo" * 7] * 9),
+    ],
+)
+def test_pictures_are_not_logged_wherever_they_stand(text: str) -> None:
+    assert "iVBOR" not in shortened._short_text(text)
+
+
+def test_what_is_no_picture_is_logged() -> None:
+    for text in ("data: a chart, in blue", "a" * 69, "wide/tall-shot_2 " * 10):
+        assert shortened._short_text(text) == text
+
+
 def test_a_long_prompt_without_spaces_is_still_a_prompt() -> None:
     assert shortened._short_text("雪" * 1000).startswith("雪" * shortened.MAX_TEXT)
 

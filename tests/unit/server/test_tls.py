@@ -12,11 +12,11 @@ import pytest
 from fake_omni import FakeOmni
 from live_server import exchange, listening, request
 
-from polymux.config import ServerConfig
 from polymux.errors import ConfigError
 from polymux.knobs import build
 from polymux.server.run import http_config
 from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 
 pytestmark = pytest.mark.anyio
 

@@ -15,6 +15,7 @@ import pytest
 
 from polymux.errors import ConfigError, StorageError, StorageFullError
 from polymux.server.video_store import LOST, STOPPED, JobError, VideoRecord, VideoStore
+from polymux.server_config import VideoConfig
 
 TTL = 100.0
 MANY = 2**40
@@ -110,14 +111,40 @@ def test_limits(store: VideoStore) -> None:
     assert len(store.page(9, None, "asc")) == 1
 
 
+def test_a_video_can_be_deleted_when_the_disk_is_full(store: VideoStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = add(store)
+    complete(store, made)
+    forget = store._forget
+
+    def full_until_there_is_room(video_id: str) -> bool:
+        if files(store):
+            raise StorageFullError("the disk is full")
+        return forget(video_id)
+
+    monkeypatch.setattr(store, "_forget", full_until_there_is_room)
+    assert store.delete(made.id)
+    assert store.get(made.id) is None and files(store) == set()
+
+
+def test_what_is_not_ours_stays(tmp_path: Path) -> None:
+    for folder in ("files", "partial"):
+        (tmp_path / folder / "album").mkdir(parents=True)
+        (tmp_path / folder / "holiday.mp4").write_bytes(b"somebody's")
+    VideoStore.open(tmp_path, TTL).close()
+    store = VideoStore.open(tmp_path, TTL)
+    assert files(store) == {"album", "holiday.mp4"}
+    store.close()
+
+
 def test_what_a_killed_server_leaves(store: VideoStore, tmp_path: Path) -> None:
     states = {name: add(store, number) for number, name in enumerate(("waits", "runs", "done", "lost", "failed"))}
     store.advance(states["runs"].id, 50)
     complete(store, states["done"])
     complete(store, states["lost"])
     store.fail(states["failed"].id, JobError("out_of_memory", "too large", "size"), TTL)
-    store.partial("half.mp4").write_bytes(b"hal")
-    (tmp_path / "files" / "orphan.mp4").write_bytes(b"nobody's")
+    store.partial(record(8).filename).write_bytes(b"hal")
+    store.partial("0" * 32).write_bytes(b"of no job")
+    (tmp_path / "files" / record(9).filename).write_bytes(b"orphan")
     store.file(states["lost"]).unlink()
     store.close()  # which writes nothing: the rows are as they were when the process died
 
@@ -187,3 +214,10 @@ def test_a_full_database(store: VideoStore) -> None:
     assert store.page(9, None, "asc") == []
     store._database.execute("PRAGMA max_page_count = 1000000")
     add(store)
+
+
+@pytest.mark.parametrize("folder", ["", " "])
+def test_a_folder_without_a_name_is_refused(folder: str) -> None:
+    with pytest.raises(ConfigError, match="must name a folder") as caught:
+        VideoConfig(video_dir=folder)
+    assert caught.value.param == "video_dir"

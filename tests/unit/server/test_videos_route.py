@@ -3,83 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import base64
+import contextlib
 import errno
-import io
 import json
 import random
+import sqlite3
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import av
 import httpx
-import numpy as np
+import msgspec
 import pytest
 from fake_omni import FakeOmni, client
-from fake_video_omni import FakeVideoOmni, serving
-from PIL import Image
+from fake_video_omni import FakeVideoOmni
+from video_scenarios import VIDEOS, create, decoded, ended, files, get, reaches, run
 
-from polymux.errors import OutOfMemoryError
-from polymux.media.video import VideoWriter, encode_video
+from polymux.errors import OutOfMemoryError, StorageFullError
+from polymux.media.video import VideoWriter
 from polymux.server.video_store import VideoStore
-
-VIDEOS = "/v1/videos"
-Scenario = Callable[[httpx.AsyncClient, FakeVideoOmni], Awaitable[None]]
-
-
-def run(scenario: Scenario, folder: Path, omni: FakeVideoOmni | None = None, **server_args: Any) -> None:
-    async def all_of_it() -> None:
-        used = omni or FakeVideoOmni()
-        async with serving(used, folder, **server_args) as http:
-            await scenario(http, used)
-
-    asyncio.run(asyncio.wait_for(all_of_it(), 60))
-
-
-async def create(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
-    response = await http.post(VIDEOS, json={"prompt": "a"} | fields)
-    assert response.status_code == 200, response.text
-    video: dict[str, Any] = response.json()
-    return video
-
-
-async def get(http: httpx.AsyncClient, video: dict[str, Any]) -> dict[str, Any]:
-    response = await http.get(f"{VIDEOS}/{video['id']}")
-    found: dict[str, Any] = response.json()
-    return found
-
-
-async def ended(http: httpx.AsyncClient, video: dict[str, Any]) -> dict[str, Any]:
-    seen = [video]
-    while seen[-1]["status"] not in ("completed", "failed"):
-        await asyncio.sleep(0.005)
-        seen.append(await get(http, video))
-    progress = [state["progress"] for state in seen]
-    assert progress == sorted(progress)
-    return seen[-1]
-
-
-async def reaches(omni: FakeVideoOmni, video: dict[str, Any], gate: str) -> None:
-    while omni.at.get(video["id"]) != gate:
-        await asyncio.sleep(0.005)
-
-
-def files(folder: Path) -> set[str]:
-    return {path.name for part in ("files", "partial") for path in (folder / part).iterdir()}
-
-
-def decoded(content: bytes) -> tuple[list[np.ndarray[Any, Any]], float, int]:
-    """Frames, frames per second, and samples of sound."""
-    with av.open(io.BytesIO(content)) as container:
-        rate = container.streams.video[0].average_rate
-        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    samples = 0
-    with av.open(io.BytesIO(content)) as container:
-        if container.streams.audio:
-            samples = sum(frame.samples for frame in container.decode(audio=0))
-    return frames, float(rate or 0), samples
 
 
 def test_the_life_of_a_job(tmp_path: Path) -> None:
@@ -151,7 +93,10 @@ def test_files_in_part_and_again(tmp_path: Path) -> None:
             response = await part(asked)
             assert (response.status_code, response.content) == (206, whole.content[cut])
         assert (await part("bytes=5-999999999")).headers["content-range"] == f"bytes 5-{size - 1}/{size}"
-        for asked in (f"bytes={size}-", "bytes=-0"):
+        for asked in (f"bytes=5-{'9' * 5000}", "BYTES=5-"):
+            assert (await part(asked)).content == whole.content[5:]
+        assert (await part(f"bytes=-{'9' * 5000}")).content == whole.content
+        for asked in (f"bytes={size}-", "bytes=-0", f"bytes={'9' * 5000}-"):
             beyond = await part(asked)
             assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{size}")
             assert beyond.json()["error"]["code"] == "range_not_satisfiable"
@@ -180,7 +125,8 @@ def test_pages(tmp_path: Path) -> None:
         assert ([video["id"] for video in page["data"]], page["has_more"]) == (ids[2::-1], False)
         page = (await http.get(VIDEOS, params={"order": "asc", "after": ids[3]})).json()
         assert [video["prompt"] for video in page["data"]] == ["4"]
-        for query in ({"limit": 0}, {"limit": 101}, {"limit": "x"}, {"order": "up"}, {"after": "x"}, {"page": 1}):
+        bad = ({"limit": 0}, {"limit": 101}, {"limit": "x"}, {"order": "up"}, {"after": "x"}, {"page": 1})
+        for query in (*bad, {"limit": ["1", "2"]}):
             response = await http.get(VIDEOS, params=query)
             assert (response.status_code, response.json()["error"]["param"]) == (400, *query)
 
@@ -248,6 +194,51 @@ def test_failures(tmp_path: Path) -> None:
         omni.fails_with = None
         assert (await ended(http, await create(http)))["status"] == "completed"
         assert len(files(tmp_path)) == 1
+
+    run(scenario, tmp_path)
+
+
+def test_a_job_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def insert(*_: Any) -> None:
+        raise sqlite3.DatabaseError("a bug")
+
+    async def scenario(http: httpx.AsyncClient, omni: FakeVideoOmni) -> None:
+        assert (await http.get(VIDEOS)).status_code == 200
+        monkeypatch.setattr(VideoStore, "insert", insert)
+        response = await http.post(VIDEOS, json={"prompt": "a"})
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+        while omni.live:
+            await asyncio.sleep(0.005)
+        monkeypatch.undo()
+        assert (await ended(http, await create(http)))["status"] == "completed"
+
+    run(scenario, tmp_path)
+
+
+def test_a_failure_that_cannot_be_written_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise StorageFullError("the disk is full")
+
+    def kept(video: dict[str, Any]) -> tuple[str]:
+        with contextlib.closing(sqlite3.connect(next(tmp_path.rglob("videos.sqlite")))) as database:
+            row: tuple[str] = database.execute("SELECT status FROM videos WHERE id = ?", (video["id"],)).fetchone()
+        return row
+
+    async def scenario(http: httpx.AsyncClient, omni: FakeVideoOmni) -> None:
+        omni.fails_with = OutOfMemoryError("too large")
+        with monkeypatch.context() as patch:
+            patch.setattr(VideoStore, "fail", fail)
+            patch.setattr(VideoStore, "delete", fail)
+            video = await create(http)
+            assert (await ended(http, video))["error"]["code"] == "out_of_memory", "told at once"
+            assert (await http.delete(f"{VIDEOS}/{video['id']}")).status_code == 507
+            assert (await http.get(VIDEOS)).json()["data"][0]["status"] == "failed"
+            assert kept(video) == ("in_progress",)
+        omni.fails_with = None
+        await create(http)  # whose end makes the server look
+        while kept(video) != ("failed",):
+            await asyncio.sleep(0.005)
+        assert (await ended(http, video))["error"]["code"] == "out_of_memory"
 
     run(scenario, tmp_path)
 
@@ -331,92 +322,48 @@ def test_a_server_that_stops(tmp_path: Path) -> None:
     run(second, tmp_path)
 
 
-def png(size: tuple[int, int] = (32, 32)) -> bytes:
-    target = io.BytesIO()
-    Image.new("RGB", size, "red").save(target, "PNG")
-    return target.getvalue()
-
-
-def mp4() -> bytes:
-    target = io.BytesIO()
-    encode_video(np.zeros((5, 32, 32, 3), np.uint8), 8, target)
-    return target.getvalue()
-
-
-def data_url(data: bytes) -> str:
-    return "data:application/octet-stream;base64," + base64.b64encode(data).decode()
-
-
-def test_media(tmp_path: Path) -> None:
+def test_frames_between_frames(tmp_path: Path) -> None:
     async def scenario(http: httpx.AsyncClient, omni: FakeVideoOmni) -> None:
-        plain = {"prompt": "a", "seconds": "1", "fps": "8", "size": "32x32", "extra_args": "{}", "seed": "5"}
-        uploads = [
-            ("input_reference", ("a.png", png(), "image/png")),
-            ("reference_images", ("b.png", png(), "image/png")),
-            ("reference_images[]", ("c.png", png(), "image/png")),
-            ("video", ("d.mp4", mp4(), "video/mp4")),
-            ("mask", ("e.mp4", mp4(), "video/mp4")),
-        ]
-        answer = await http.post(VIDEOS, data=plain, files=uploads)
-        assert answer.status_code == 200, answer.text
-        picture = data_url(png())
-        body = {
-            "prompt": "a",
-            "input_reference": {"image_url": picture},
-            "media": {"reference_images": [picture, {"image_url": picture}], "video": data_url(mp4()), "mask": picture},
-        }
-        answer = await http.post(VIDEOS, json=body)
-        assert answer.status_code == 200, answer.text
-        answer = await http.post(VIDEOS, data=plain | {"input_reference[image_url]": picture}, files={"mask": png()})
-        assert answer.status_code == 200, answer.text
-        form, posted, url = omni.requests
-        assert {name: len(items) for name, items in form.media.items()} == {
-            "image": 1, "reference_images": 2, "video": 1, "mask": 1,
-        }  # fmt: skip
-        assert form.media["video"] == posted.media["video"] == form.media["mask"] != posted.media["mask"]
-        assert form.media["image"] == posted.media["image"] == url.media["image"]
-        assert (form.params.num_frames, form.params.seed, form.params.fps) == (9, 5, None)
+        assert omni.capabilities is not None
+        omni.capabilities = msgspec.structs.replace(omni.capabilities, frame_interpolation=True)
+        asked = {"enable_frame_interpolation": True, "frame_interpolation_exp": 2, "frame_interpolation_scale": 0.5}
+        video = await create(http, **asked)
+        assert (video["num_frames"], video["fps"]) == (33, 32)
+        form = {name: (None, json.dumps(value)) for name, value in asked.items()}
+        sync = await http.post(f"{VIDEOS}/sync", files=form | {"prompt": (None, "a")})
+        assert (sync.headers["x-num-frames"], sync.headers["x-fps"]) == ("33", "32")
+        for request in omni.requests:
+            params = request.params
+            assert {name: getattr(params, name) for name in asked} == asked
+            assert params.fps is None, "the model's own"
+        frames, fps, _ = decoded((await http.get(f"{VIDEOS}/{(await ended(http, video))['id']}/content")).content)
+        assert (len(frames), fps) == (33, 32)
+        seconds = await create(http, seconds="2", enable_frame_interpolation=True)
+        assert (seconds["num_frames"], seconds["fps"]) == (33, 16), "17 frames, 8 per second, and 16 between"
 
     run(scenario, tmp_path)
 
 
-BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"prompt": None}, "prompt", "missing"),
-    ({"seconds": "0"}, "seconds", "above 0"),
-    ({"seconds": "abc"}, "seconds", "above 0"),
-    ({"seconds": float("1e9")}, "seconds", "above 0"),
-    ({"seconds": "nan"}, "seconds", "above 0"),
-    ({"seconds": True}, "seconds", ""),
-    ({"seconds": "500"}, "seconds", "--max-num-frames"),
-    ({"seconds": "1", "num_frames": 9}, "num_frames", "seconds"),
-    ({"num_frames": 8}, "num_frames", "5 or 9"),
-    ({"fps": 0}, "fps", "0.01"),
-    ({"fps": 51, "output_format": "gif"}, "fps", "50"),
-    ({"size": "33x32"}, "size", "multiple of 16"),
-    ({"size": "32"}, "size", "WIDTHxHEIGHT"),
-    ({"seed": 2**64}, "seed", "less than"),
-    ({"output_format": "mov"}, "output_format", "mp4"),
-    ({"guidance_scale_2": 1.0}, "guidance_scale_2", "does not take"),
-    ({"n": 2}, "n", "unknown"),
-    ({"input_reference": "http://127.0.0.1/a"}, "input_reference", ""),
-    ({"input_reference": "data:text/plain,hello"}, "input_reference", "not a whole picture"),
-    ({"input_reference": {"file_id": "a"}}, "input_reference", "image_url"),
-    ({"media": {"pose": "data:,"}}, "media.pose", "image, last_image"),
-    ({"media": {"video": "data:,hello"}}, "media.video", "not a media file"),
-    ({"media": {"last_image": ["data:,", "data:,"]}}, "media.last_image", "the model takes 1"),
-    ({"media": {"image": "data:,"}, "input_reference": "data:,"}, "input_reference", "the same as media.image"),
-]
-
-
-@pytest.mark.parametrize(("fields", "param", "message"), BAD, ids=lambda value: str(value)[:40])
-def test_bad_requests(fields: dict[str, Any], param: str, message: str, tmp_path: Path) -> None:
+def test_frames_between_frames_are_refused(tmp_path: Path) -> None:
     async def scenario(http: httpx.AsyncClient, omni: FakeVideoOmni) -> None:
-        for route in (VIDEOS, f"{VIDEOS}/sync"):
-            response = await http.post(route, content=json.dumps({"prompt": "a"} | fields))
+        async def refused(**fields: Any) -> tuple[str, str]:
+            response = await http.post(VIDEOS, json={"prompt": "a"} | fields)
+            assert response.status_code == 400, response.text
             error = response.json()["error"]
-            assert (response.status_code, error["param"]) == (400, param), error
-            assert message in error["message"]
-        assert omni.live == set()
+            return error["param"], error["message"]
+
+        param, message = await refused(enable_frame_interpolation=True)
+        assert param == "enable_frame_interpolation" and "--frame-interpolation-model-path" in message
+        assert omni.capabilities is not None
+        omni.capabilities = msgspec.structs.replace(omni.capabilities, frame_interpolation=True)
+        on = {"enable_frame_interpolation": True}
+        for name, value in (("exp", 0), ("exp", 5), ("exp", 1.5), ("scale", 0), ("scale", 3)):
+            assert (await refused(**on, **{f"frame_interpolation_{name}": value}))[0] == f"frame_interpolation_{name}"
+        assert (await refused(frame_interpolation_exp=2))[0] == "frame_interpolation_exp"
+        too_fast = on | {"output_format": "gif", "fps": 30}
+        assert (await refused(**too_fast))[0] == "frame_interpolation_exp"
+        assert (await refused(**on, frame_interpolation_model_path="x"))[0] == "frame_interpolation_model_path"
+        assert not omni.requests
 
     run(scenario, tmp_path)
 

@@ -15,9 +15,9 @@ import pytest
 from file_server import LOOPBACK, FileServer, running
 from PIL import Image
 
-from polymux.config import MediaConfig
 from polymux.errors import ConfigError, InvalidRequestError
 from polymux.media.source import MediaLoader
+from polymux.server_config import MediaConfig
 
 
 def png(width: int = 6, height: int = 4, mode: str = "RGB") -> bytes:
