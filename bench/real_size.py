@@ -72,6 +72,11 @@ MODELS: dict[str, tuple[str, dict[str, Config]]] = {
 def make_model(name: str, folder: Path) -> Path:
     """Write the configs of model `name` into a folder below `folder`, and return that."""
     tiny, configs = MODELS[name]
+    return make_changed(tiny, configs, folder)
+
+
+def make_changed(tiny: str, configs: dict[str, Config], folder: Path) -> Path:
+    """The tiny checkpoint without weights, and with these changes to the configs of its components."""
     path = make(tiny, folder)
     for weights in path.rglob("*.safetensors"):
         weights.unlink()

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from polymux.attention import AttentionConfig, AttentionSpec
 from polymux.errors import PolymuxError
 from polymux.request import (
     LoRARequest,
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncOmni",
+    "AttentionConfig",
+    "AttentionSpec",
     "LoRARequest",
     "Omni",
     "OmniDiffusionSamplingParams",

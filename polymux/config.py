@@ -9,6 +9,7 @@ the only module that reads the environment.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import sys
@@ -16,6 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import msgspec
+
+from polymux.attention import BACKENDS, AttentionConfig, AttentionSpec
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, build, knob
 from polymux.server_config import AccessConfig, ServerConfig
@@ -206,6 +210,61 @@ class AdapterConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttentionChoiceConfig(Checked):
+    """Attention: what the denoisers' attention runs on (docs/attention.md)"""
+
+    diffusion_attention_backend: str | None = knob(
+        None, "backend of all attention layers (default: that of diffusers)", choices=BACKENDS
+    )
+    diffusion_attention_config: dict[str, Any] = knob(
+        {}, "backends by role: default and per_role, each with a backend", metavar="JSON"
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.diffusion_attention_config, AttentionConfig):  # as Python code gives it
+            object.__setattr__(self, "diffusion_attention_config", msgspec.to_builtins(self.diffusion_attention_config))
+        super().__post_init__()
+        default = AttentionConfig.of(self.diffusion_attention_config).default
+        if default is not None and self.diffusion_attention_backend is not None:
+            reason = "both choose the default"
+            raise _conflict("diffusion_attention_backend", "diffusion_attention_config", reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig(Checked):
+    """Caches: what is not computed again"""
+
+    prompt_cache_gib: float = knob(
+        0.25, "host memory for results of text and image encoders, which answer equal calls; 0: none is kept", minimum=0
+    )
+    cache_backend: str = knob(
+        "none",
+        "first_block: skip most of a denoising step that resembles the one before",
+        choices=("none", "first_block"),
+    )
+    cache_config: dict[str, Any] = knob({}, "of the cache backend: threshold", metavar="JSON")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cache_config and self.cache_backend == "none":
+            raise ConfigError("--cache-config acts only with --cache-backend", param="cache_config")
+        for name, value in self.cache_config.items():
+            if name != "threshold":
+                raise ConfigError(f"cache_config: unknown {name!r}; known is threshold", param="cache_config")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+                raise ConfigError(f"cache_config: threshold={value!r}: must be a number from 0", param="cache_config")
+
+    @property
+    def prompt_bytes(self) -> int:
+        return int(self.prompt_cache_gib * 2**30)
+
+    @property
+    def threshold(self) -> float | None:
+        """Of the first-block cache; None: there is none."""
+        return None if self.cache_backend == "none" else float(self.cache_config.get("threshold", 0.05))
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeechConfig(Checked):
     """Speech: what some models that speak need beside their checkpoint (docs/speech.md)"""
 
@@ -235,8 +294,17 @@ class EngineConfig:
     process: ProcessConfig = field(default_factory=ProcessConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
+    attention: AttentionChoiceConfig = field(default_factory=AttentionChoiceConfig)
+    caches: CacheConfig = field(default_factory=CacheConfig)
     speech: SpeechConfig = field(default_factory=SpeechConfig)
     log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        memory = self.memory
+        if self.caches.threshold is not None:
+            for name in memory.STRATEGIES[1:]:  # these may stream the blocks that the cache leaves out
+                if getattr(memory, name) not in (False, None):
+                    raise _conflict("cache_backend", name, "blocks that are skipped cannot be streamed")
 
     @classmethod
     def from_flat(cls, **values: Any) -> EngineConfig:
@@ -250,6 +318,24 @@ def hub_offline() -> bool:
         os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     )
+
+
+def attention_choice(config: AttentionChoiceConfig) -> tuple[AttentionConfig, str]:
+    """What was chosen for attention, and where. The environment counts least. Raises ConfigError."""
+    chosen, source = AttentionConfig.of(config.diffusion_attention_config), "--diffusion-attention-config"
+    if chosen.default is not None:
+        return chosen, source
+    name = config.diffusion_attention_backend
+    if name is not None:
+        source = f"{source} and --diffusion-attention-backend" if chosen.per_role else "--diffusion-attention-backend"
+    else:
+        name = os.environ.get(_ATTENTION) or None
+        if name is not None and name not in BACKENDS:
+            raise ConfigError(f"{_ATTENTION}={name!r}: allowed are {', '.join(BACKENDS)}", param=_ATTENTION)
+        if name is not None:
+            source = f"{source} and {_ATTENTION}" if chosen.per_role else _ATTENTION
+    default = None if name is None else AttentionSpec(name)  # type: ignore[arg-type]  # one of BACKENDS
+    return AttentionConfig(default=default, per_role=chosen.per_role), source
 
 
 def runtime_cache_dir(chosen: str | None = None) -> Path:
@@ -301,3 +387,4 @@ def _lines(path: str) -> list[str]:
 
 
 _API_KEY = "POLYMUX_API_KEY"
+_ATTENTION = "DIFFUSION_ATTENTION_BACKEND"

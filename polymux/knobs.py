@@ -56,6 +56,14 @@ class Checked:
                 _check(f, field_type(type(self), f.name), getattr(self, f.name))
 
 
+def check_unchanged(group: Checked, why: str) -> None:
+    """Raise ConfigError if a knob of this group is not at its default: it would be ignored."""
+    unset = type(group)()
+    for f in dataclasses.fields(typing.cast(Any, group)):
+        if getattr(group, f.name) != getattr(unset, f.name):
+            raise ConfigError(f"--{f.name.replace('_', '-')} {why}", param=f.name)
+
+
 def field_type(group: type, name: str) -> Any:
     """The resolved annotation of a field."""
     return typing.get_type_hints(group)[name]

@@ -68,10 +68,12 @@ class Call:
     state: TorchState
     weights: torch.dtype | None = None  # what the component's weights were cast to when it was called
     adapters: AdapterSet = ()  # of the component, switched on for this call
+    branch: str | None = None  # of guidance, as the pipeline has named it
     order: int = 0  # position in the engine's queue
     done: bool = False
     result: Any = None
     error: BaseException | None = None
+    drew: bool = False  # random numbers, when it ran alone
     versions: list[tuple[torch.Tensor, int]] = field(default_factory=list)
 
     @property

@@ -50,6 +50,8 @@ class SessionGreenlet:
     """Marker base: the coroutine of a session carries the handler for its calls."""
 
     handler: Handler
+    branch: str | None = None  # of guidance, that its pipeline computes now
+    resets: int = 0  # times that its pipeline has said that what was remembered of its steps is over
 
 
 @dataclass(frozen=True)

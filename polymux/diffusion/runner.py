@@ -18,6 +18,7 @@ from polymux.diffusion.call import Call
 from polymux.diffusion.merging import Merger, NotMergeable
 from polymux.diffusion.random_state import RandomState
 from polymux.diffusion.run_log import RunLog
+from polymux.diffusion.step_cache import StepCache
 from polymux.diffusion.timing import Stopwatch
 from polymux.diffusion.tracebacks import drop_frames
 from polymux.errors import GenerationError, OutOfMemoryError
@@ -46,10 +47,21 @@ class InPlace:
 class Runner:
     """Executes calls and counts them. `unmergeable` names the components that proved so."""
 
-    def __init__(self, merger: Merger, device: torch.device, weights: Weights | None = None) -> None:
+    def __init__(
+        self,
+        merger: Merger,
+        device: torch.device,
+        weights: Weights | None = None,
+        step_cache: StepCache | None = None,
+    ) -> None:
         self.merger, self.device, self.weights = merger, device, weights or InPlace()
+        self.step_cache = step_cache or StepCache()
         self.unmergeable: set[str] = set()
         self.log = RunLog()
+
+    def may_merge(self, name: str) -> bool:
+        """Whether calls of the component of this name may run as one."""
+        return name not in self.unmergeable and name not in self.step_cache
 
     def execute(self, calls: Sequence[Call]) -> None:
         """Run all calls; afterwards each has a result or an error."""
@@ -112,7 +124,7 @@ class Runner:
         head.component.weights.cast(head.weights)
         head.component.tuned.activate(head.adapters)
         try:
-            with head.state.active(self.device.type):
+            with head.state.active(self.device.type), self.step_cache.active(head):
                 result = head.component.run(head.method, arguments)
         finally:
             after = RandomState.now(self.device)
@@ -120,7 +132,7 @@ class Runner:
             head.component.weights.cast(None)
             self.weights.after(name)
         if len(calls) == 1:
-            head.owner.random = after
+            head.owner.random, head.drew = after, not after.equals(before)
         elif not after.equals(before):
             raise NotMergeable("it draws random numbers, which are each request's own")
         seconds = watch.stop()

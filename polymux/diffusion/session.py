@@ -168,10 +168,12 @@ class Session(CallOwner):
 
     def _on_call(self, component: Component, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """In the coroutine: a component was called."""
+        assert self.coroutine is not None
+        branch = self.coroutine.branch
         arguments = settled(component.bind(method, args, kwargs))
         state = TorchState.now(self.settings.device.type)
         adapters = component.tuned.mine(self.adapters)
-        call = Call(self, component, method, arguments, state, component.weights.cast_to, adapters)
+        call = Call(self, component, method, arguments, state, component.weights.cast_to, adapters, branch)
         known = self.tap.answer(call)
         if known is not None:
             return known[0]

@@ -19,6 +19,7 @@ import torch
 from polymux.config import EngineConfig
 from polymux.diffusion.call import Call
 from polymux.diffusion.component import Component
+from polymux.diffusion.encoder_cache import EncoderCache
 from polymux.diffusion.frame_stream import FrameTap
 from polymux.diffusion.merging import Merger
 from polymux.diffusion.outputs import RawOutput, media_of, raw_output
@@ -30,6 +31,7 @@ from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
 from polymux.diffusion.step_scheduler import StepScheduler
 from polymux.diffusion.tracebacks import drop_frames
 from polymux.diffusion.tuned import AdapterSet
+from polymux.engine.cache_counts import cache_counts
 from polymux.engine.device import resolve_device
 from polymux.engine.failure import as_polymux_error
 from polymux.engine.job import Job, randomness_of
@@ -92,7 +94,8 @@ class DiffusionEngine:
             log.warning("%s is of no family that polymux knows: one request at a time", type(pipeline).__name__)
             self.max_sessions = 1
         merger = Merger(self.family.padding, self.family.shared)
-        self.runner = Runner(merger, self.device, self.weights)
+        self.runner = Runner(merger, self.device, self.weights, self.model.step_cache)
+        self.encoded = EncoderCache(config.caches.prompt_bytes if self.family.pipelines else 0, merger.contents)
         self.scheduler = StepScheduler(
             config.scheduler.max_batched_tokens,
             self._may_merge,
@@ -134,6 +137,7 @@ class DiffusionEngine:
     @property
     def stats(self) -> StageStats:
         running, model = sum(job.opened > 0 for job in self.jobs.values()), self.model
+        queries, hits = cache_counts(model, self.encoded, self.runner.step_cache)
         open_steps = sum(s.steps.done for job in self.jobs.values() for s in job.sessions.values())
         return StageStats(
             running=running,
@@ -145,8 +149,8 @@ class DiffusionEngine:
             host_memory=resident_bytes(),
             offload_bytes=dict(model.weights.moved) if model else {},
             offload_late=model.weights.late if model else {},
-            cache_queries=dict(model.cache_queries) if model else {},
-            cache_hits=dict(model.cache_hits) if model else {},
+            cache_queries=queries,
+            cache_hits=hits,
         )
 
     @property
@@ -188,6 +192,7 @@ class DiffusionEngine:
             self.runner.execute(group)
         finally:
             self.scheduler.submit(call for call in group if not call.done)  # an interrupt loses nobody's call
+            self.scheduler.submit(self.encoded.settle(group))
         self._deliver(idle=not group)
         for job in self.jobs.values():
             self._report(job)
@@ -199,13 +204,14 @@ class DiffusionEngine:
         while session.ready:
             session.resume()
             self._preview(session)  # its call goes before what the session waits for now
-            self.scheduler.submit(session.take_calls())
+            self.scheduler.submit(self.encoded.ask(session.take_calls()))
         if session.finished:
             self._ended(session)
 
     def warm_up(self) -> None:
         """Make one small generation. Raises what it raised."""
         run_first_that_works(self, warmup_requests(self.described, self.family, self.shape))
+        self.encoded.reset()
 
     def close(self) -> None:
         for job in list(self.jobs.values()):
@@ -228,6 +234,7 @@ class DiffusionEngine:
             self.loaded.sleep()
         else:
             self.loaded.close()
+            self.encoded.clear()
             self.model, self.runner.weights = None, InPlace()
             self.settings = replace(self.settings, components=())
         self.asleep = level
@@ -241,7 +248,7 @@ class DiffusionEngine:
                 self.loaded.wake(self.device)
             elif self.asleep == 2:
                 self.model = Model.load(self.config, self.device, self.given)
-                self.runner.weights = self.weights
+                self.runner.weights, self.runner.step_cache = self.weights, self.loaded.step_cache
                 self.settings = replace(self.settings, components=self.components)
         except torch.OutOfMemoryError as error:
             release(self.device)
@@ -255,7 +262,7 @@ class DiffusionEngine:
             and component.role in self.family.merge
             and call.method in component.main
             and call.method != "encode"  # an autoencoder's encode returns a distribution: no batch axis to split
-            and component.name not in self.runner.unmergeable
+            and self.runner.may_merge(component.name)
         )
 
     # The life of a job: admitted (its sessions are opened), run, ended.
@@ -365,6 +372,8 @@ class DiffusionEngine:
     def _close(self, job: Job, session: Session) -> None:
         """Of an output or a preview. The preview of an output ends with it."""
         self.scheduler.forget(session)
+        self.runner.step_cache.forget(session)
+        self.scheduler.submit(self.encoded.forget(session))
         session.cancel()
         before = dict(job.seconds)
         if session.company == Replay.company:

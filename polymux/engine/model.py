@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
-from polymux.config import EngineConfig, ModelConfig
+from polymux.config import EngineConfig, ModelConfig, attention_choice
 from polymux.diffusion.adapters import Adapters
+from polymux.diffusion.attention import AttentionChoice, choose_attention
 from polymux.diffusion.component import Component, components_of
 from polymux.diffusion.pipeline_call import declared_family
+from polymux.diffusion.step_cache import StepCache
 from polymux.diffusion.tiling import enable_pieces
 from polymux.engine.cached_loader import cached_loader
 from polymux.errors import ConfigError
@@ -36,6 +38,8 @@ class Model:
     components: tuple[Component, ...]
     weights: Residency
     adapters: Adapters
+    attention: AttentionChoice
+    step_cache: StepCache
     between: FlowNetwork | None = None  # makes frames between the frames of videos
     cache_queries: Dict[str, int] = field(default_factory=dict)  # what was looked for while it was loaded, by cache
     cache_hits: Dict[str, int] = field(default_factory=dict)
@@ -62,11 +66,14 @@ class Model:
         between = _between(config.model, family, device)
         enable_pieces(pipeline.components, config.memory)
         components = tuple(components_of(pipeline.components.items(), family.denoisers))
+        attention = choose_attention(*attention_choice(config.attention), components, device)
+        step_cache = StepCache.apply(config.caches.threshold, components)
         tenants = [Tenant(c.name, c.role, c.module, family.blocks if c.role == "denoiser" else ()) for c in components]
         weights = place(tenants, config.memory, device, mappings=dict(mappings or {}))
         for component in components:
             component.attach()
-        return cls(pipeline, family, components, weights, Adapters(pipeline, components, config.adapters), between)
+        adapters = Adapters(pipeline, components, config.adapters)
+        return cls(pipeline, family, components, weights, adapters, attention, step_cache, between)
 
     def sleep(self) -> None:
         """Move everything to the host. Raises ConfigError, with everything in place, if it cannot."""
@@ -83,6 +90,8 @@ class Model:
         """Give everything back. The pipeline, if somebody still has it, is without the weights that were moved."""
         for component in self.components:
             component.detach()
+        self.attention.undo()
+        self.step_cache.undo()
         self.weights.close()
 
 

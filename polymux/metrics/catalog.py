@@ -127,7 +127,9 @@ LABELS = {  # what a label says, and which values it takes
     "phase": "`encode`, `denoise`, `decode`",
     "modality": "`image`, `video`, `audio`",
     "component": "a component of the pipeline, such as `text_encoder`, `transformer`, `vae`",
-    "cache": "`runtime_cache`: final weights on disk, looked for once per denoiser when the model is loaded",
+    "cache": "`runtime_cache`: final weights on disk, looked for once per denoiser when the model is loaded; "
+    "`prompt_cache`: results of encoders, looked for at every call of one; `first_block`: calls of a denoiser, and "
+    "those of which only the first block ran",
     "kind": "`allocated`: in use; `reserved`: with what the allocator keeps; `peak`: the most that was in use",
     "method": "the HTTP method; `other` for one that is not a usual one",
     "route": "the route's template, such as `/v1/images/generations`; `none` if the request reached no route",

@@ -102,7 +102,7 @@ class StageCollector(Collector):
                     yield [self._model_name, *key, *labels], numbers
 
 
-# What the caches did, they did while the model was loaded: for all requests.
+# What caches did before the first request, they did while the model was loaded: for all requests.
 _OF_LOADING = (catalog.CACHE_QUERIES, catalog.CACHE_HITS)
 _FROM_REPORTS = (
     *(catalog.STEPS, catalog.OFFLOAD_BYTES, catalog.OFFLOAD_LATE, *_OF_LOADING),

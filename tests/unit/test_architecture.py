@@ -41,6 +41,7 @@ LAYERS = (
         "logs",
         "config",
         "server_config",
+        "attention",
         "knobs",
         "request",
         "errors",

@@ -38,6 +38,10 @@ def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
         return [flag, "https://a.example", "null"], ("https://a.example", "null")
     elif kind == tuple[str, ...]:
         return [flag, "10.0.0.0/8", "::1/128"], ("10.0.0.0/8", "::1/128")
+    elif f.name == "diffusion_attention_config":
+        value = {"per_role": {"cross": {"backend": "TORCH_SDPA"}}}
+    elif f.name == "cache_config":
+        value = {"threshold": 0.5}
     else:
         value = {"a": [1, None, {"b": "c"}]}
     return [flag, json.dumps(value) if isinstance(value, dict) else str(value)], value
@@ -47,6 +51,8 @@ def beside(f: dataclasses.Field[Any]) -> dict[str, Any]:
     """The knobs without which this one is refused: switches, and one path."""
     if f.name == "lora_scale":
         return {"lora_path": ("a-file",)}
+    if f.name == "cache_config":
+        return {"cache_backend": "first_block"}
     found: dict[str, Any] = {}
     needed = MemoryConfig.NEEDS.get(f.name, ())
     while needed:
@@ -58,7 +64,8 @@ def beside(f: dataclasses.Field[Any]) -> dict[str, Any]:
 def switches(knobs: dict[str, Any]) -> list[str]:
     words = []
     for name, value in knobs.items():
-        words += ["--" + name.replace("_", "-"), *(value if isinstance(value, tuple) else ())]
+        given_words = value if isinstance(value, tuple) else (value,) if isinstance(value, str) else ()
+        words += ["--" + name.replace("_", "-"), *given_words]
     return words
 
 

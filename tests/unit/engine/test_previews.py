@@ -90,7 +90,7 @@ def test_previews_of_latents_are_pictures() -> None:
 
 def test_a_preview_costs_one_decode_and_nothing_else() -> None:
     pipeline = pipeline_of()
-    engine = engine_of(pipeline)
+    engine = engine_of(pipeline, prompt_cache_gib=0.0)
     run(engine, wanted(previews=0, steps=8))
     encodes, denoises = len(pipeline.text_encoder.batches), len(pipeline.transformer.batches)
     pipeline.text_encoder.batches.clear()
