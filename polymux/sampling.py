@@ -14,6 +14,7 @@ from polymux.errors import InvalidRequestError
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, Request, SamplingParams
 
 SEEDS = 2**64
+_MOST_SHOWN = 20  # names in a message
 SPEEDS = (0.25, 4.0)
 _ENGINE_FIELDS = {"seed", "extra_args"}  # answered by the engine, for every model
 FIELDS = tuple(f.name for f in dataclasses.fields(SamplingParams) if f.name not in _ENGINE_FIELDS)
@@ -58,7 +59,7 @@ def check_sampling(params: SamplingParams, capabilities: Capabilities, limits: L
         ("language", params.language, capabilities.languages),
     ):
         if chosen is not None and chosen not in known:
-            raise _refuse(name, chosen, f"allowed are {', '.join(known)}")
+            raise _refuse(name, chosen, f"allowed are {_shown(known)}")
     if params.instructions is not None and not _is_text(params.instructions):
         raise _refuse("instructions", params.instructions, "must be a string of valid Unicode")
     for name, (low, high) in _RANGES.items():
@@ -69,6 +70,10 @@ def check_sampling(params: SamplingParams, capabilities: Capabilities, limits: L
     _check_integer("seed", params.seed, 0, SEEDS - 1)
     _check_drawing(params)
     _check_extra(params.extra_args, capabilities)
+
+
+def _shown(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:_MOST_SHOWN]) + (f" and {more} more" if (more := len(names) - _MOST_SHOWN) > 0 else "")
 
 
 def _names(capabilities: Capabilities) -> str:

@@ -61,6 +61,16 @@ class HostCopy:
                     put(medium, item.shape, start, self._rows(item, start, start + rows))
             return []
 
+    @torch.no_grad()
+    def part(self, frames: torch.Tensor, after: torch.cuda.Event | None, put: Callable[[int, ArrayData], None]) -> None:
+        """Some frames of a video, with their channels first. `put` gets rows and the first one's place among them.
+        Raises as `run` does."""
+        item = _Item(frames, True, True)
+        rows = max(1, self._chunk_bytes // item.row_bytes)
+        with self._beside(after):
+            for start in range(0, item.shape[0], rows):
+                put(start, self._rows(item, start, start + rows))
+
     @contextlib.contextmanager
     def _beside(self, after: torch.cuda.Event | None) -> Iterator[None]:
         if self._stream is None or after is None:

@@ -185,7 +185,7 @@ class Session(CallOwner):
         """Have it run; suspends the session now, or when the result is needed."""
         component = call.component
         if call.phase == "decode":
-            check_finite(call.arguments, f"the latents that {component.name} is to decode")
+            check_finite(latents_in(call), f"the latents that {component.name} is to decode")
         self.waiting.append(call)
         if not self._may_defer(call):
             self.wait_for(call)
@@ -269,6 +269,13 @@ def form_of(component: Component, call: Call) -> Hashable:
         return id(type(value))
 
     return (component.name, call.method, call.state, call.weights, form(call.arguments))
+
+
+def latents_in(call: Call) -> Any:
+    """What a decoder gets. The lists and dicts that its parts get hold what it remembers of earlier calls."""
+    if call.method in call.component.main:
+        return call.arguments
+    return [value for value in call.arguments.values() if isinstance(value, torch.Tensor)]
 
 
 def check_finite(value: Any, what: str) -> None:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from polymux.config import EngineConfig
 from polymux.diffusion.call import Call
 from polymux.diffusion.component import Component
 from polymux.diffusion.encoder_cache import EncoderCache
+from polymux.diffusion.frame_stream import FrameTap
 from polymux.diffusion.merging import Merger
 from polymux.diffusion.outputs import RawOutput, media_of, raw_output
 from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe, replay_arguments
@@ -29,11 +31,11 @@ from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
 from polymux.diffusion.step_scheduler import StepScheduler
 from polymux.diffusion.tracebacks import drop_frames
 from polymux.diffusion.tuned import AdapterSet
-from polymux.engine.cache_counts import cache_counts
 from polymux.engine.device import resolve_device
 from polymux.engine.failure import as_polymux_error
 from polymux.engine.job import Job, randomness_of
 from polymux.engine.model import Model
+from polymux.engine.model_stats import model_stats
 from polymux.engine.outbound import Outbound, OutputThread
 from polymux.engine.warmup import run_first_that_works, warmup_requests
 from polymux.errors import (
@@ -43,7 +45,7 @@ from polymux.errors import (
     PolymuxError,
     RequestAbortedError,
 )
-from polymux.memory.measure import device_bytes, release, resident_bytes, used_bytes
+from polymux.memory.measure import release, used_bytes
 from polymux.memory.residency import Residency
 from polymux.request import Capabilities, Event, Failed, LoRARequest, Preview, Request, StageStats
 from polymux.validation import validate
@@ -134,21 +136,15 @@ class DiffusionEngine:
 
     @property
     def stats(self) -> StageStats:
-        running, model = sum(job.opened > 0 for job in self.jobs.values()), self.model
-        queries, hits = cache_counts(model, self.encoded, self.runner.step_cache)
+        running = sum(job.opened > 0 for job in self.jobs.values())
         open_steps = sum(s.steps.done for job in self.jobs.values() for s in job.sessions.values())
-        return StageStats(
+        return msgspec.structs.replace(
+            model_stats(self.model, self.device, self.encoded, self.runner.step_cache),
             running=running,
             waiting=len(self.jobs) - running,
             steps=int(self.totals["steps"]) + open_steps,
             seconds={phase: seconds for phase, seconds in self.totals.items() if phase != "steps"},
             runs=self.runner.log.read(),
-            device_memory=device_bytes(self.device),
-            host_memory=resident_bytes(),
-            offload_bytes=dict(model.weights.moved) if model else {},
-            offload_late=model.weights.late if model else {},
-            cache_queries=queries,
-            cache_hits=hits,
         )
 
     @property
@@ -167,8 +163,7 @@ class DiffusionEngine:
         self.jobs[request.request_id] = Job(request, randomness_of(request), self._adapters(request.params.lora))
 
     def _adapters(self, asked: Sequence[LoRARequest]) -> AdapterSet:
-        busy = {name for job in self.jobs.values() for name, _ in job.adapters}
-        return self.loaded.adapters.use(asked, busy)
+        return self.loaded.adapters.use(asked, {name for job in self.jobs.values() for name, _ in job.adapters})
 
     def abort(self, request_id: str) -> None:
         if request_id in self.jobs:
@@ -189,8 +184,8 @@ class DiffusionEngine:
         try:
             self.runner.execute(group)
         finally:
-            self.scheduler.submit(call for call in group if not call.done)  # an interrupt loses nobody's call
-            self.scheduler.submit(self.encoded.settle(group))
+            undone = [call for call in group if not call.done]  # an interrupt loses nobody's call
+            self.scheduler.submit(undone + self.encoded.settle(group))
         self._deliver(idle=not group)
         for job in self.jobs.values():
             self._report(job)
@@ -280,6 +275,9 @@ class DiffusionEngine:
         session = Session(job.request.request_id, index, seed, self.settings, job.adapters)
         if job.request.partial_images:
             session.tap = Watch(session.steps, job.request.partial_images, self.device)
+        elif self.family.streamed_decode and not self.shape.modular and job.streams:
+            begin = partial(job.open_stream, self.outputs, index)
+            session.tap = FrameTap(self.family.frames_multiple, self.outputs.chunk_bytes, begin)
         session.open(self.pipeline, lambda own: self._generate(own, job, index))
         job.opened += 1
         job.started = job.started or time.perf_counter()
@@ -332,6 +330,8 @@ class DiffusionEngine:
             self._fail(job, as_polymux_error(session.error, session.where, computing=session.computing))
             return
         self._close(job, session)
+        if job.end_stream(session.index):
+            return
         raw, session.result = job.smoothed(session.result, self.loaded.between), None
         at_once = self.family.modality == "image"  # those are on the host already
         job.outbound[session.index] = self.outputs.send(session.request_id, session.index, raw, at_once)

@@ -115,7 +115,7 @@ class GenerateEngine:
             raise InvalidRequestError(what, param="request_id")
         params, parts, adapter = sampling_of(request, self.described), self.loaded.parts, self.family.adapter
         voice = params.voice or next(iter(self.described.voices), None)
-        texts = adapter.pieces(request.prompt or "", voice, self.family.longest)
+        texts = adapter.pieces(request.prompt or "", params.voice, self.family.longest)
         if not texts:
             raise InvalidRequestError("prompt: there is nothing in it to speak", param="prompt")
         calls = [adapter.prepare(parts, Wish(text=text, params=params, voice=voice)) for text in texts]

@@ -13,7 +13,7 @@ import torch
 from polymux.config import EngineConfig, MemoryConfig
 from polymux.diffusion.component import SUBMODULE_DEPTH, Component, Role
 from polymux.families.generate import GenerateFamily, Parts
-from polymux.loading import auto_dtype, load_parts
+from polymux.loading import load_parts
 from polymux.memory.place import place
 from polymux.memory.residency import Residency, Tenant
 from polymux.request import Capabilities
@@ -33,7 +33,7 @@ class GenerateModel:
     @classmethod
     def load(cls, config: EngineConfig, device: torch.device) -> GenerateModel:
         """From a checkpoint. Raises CheckpointError, ConfigError."""
-        family, parts = load_parts(config, device, auto_dtype(config.model.dtype, device))
+        family, parts = load_parts(config, device)
         return cls.of(family, parts, device)
 
     @classmethod

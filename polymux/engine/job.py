@@ -13,7 +13,7 @@ from polymux.diffusion.call import Phase
 from polymux.diffusion.outputs import RawOutput
 from polymux.diffusion.session import Session
 from polymux.diffusion.tuned import AdapterSet
-from polymux.engine.outbound import WINDOW, Outbound
+from polymux.engine.outbound import WINDOW, FrameStream, Outbound, OutputThread
 from polymux.errors import InvalidRequestError
 from polymux.interpolation.frames import Smoothing
 from polymux.interpolation.network import FlowNetwork
@@ -72,6 +72,7 @@ class Job:
     opened: int = 0
     sessions: dict[int, Session] = field(default_factory=dict)
     outbound: dict[int, Outbound] = field(default_factory=dict)  # outputs that are made, and not yet out
+    streams_open: dict[int, FrameStream] = field(default_factory=dict)  # likewise, and still being decoded
     under_way: int = 0  # chunks that are out, and not yet used up
     previews: dict[int, Session] = field(default_factory=dict)  # in the works, by output; at most one each
     outputs: dict[int, list[Media]] = field(default_factory=dict)
@@ -121,6 +122,25 @@ class Job:
         chunks = outbound.take(WINDOW - self.under_way)
         self.under_way += len(chunks)
         return chunks
+
+    @property
+    def streams(self) -> bool:
+        """Whether its frames may leave one by one: those that something is put between are needed in pairs."""
+        params = self.request.params
+        return params.output_type == "pil" and not params.enable_frame_interpolation
+
+    def open_stream(self, outputs: OutputThread, index: int) -> FrameStream:
+        """An output's frames begin to leave."""
+        stream = self.streams_open[index] = outputs.stream(self.request.request_id, index)
+        self.outbound[index] = stream.outbound
+        return stream
+
+    def end_stream(self, index: int) -> bool:
+        """Whether this output's frames have left like that; all of them are decoded."""
+        stream = self.streams_open.pop(index, None)
+        if stream is not None:
+            stream.end()
+        return stream is not None
 
     def smoothed(self, raw: RawOutput, network: FlowNetwork | None) -> RawOutput:
         """With frames put between its frames, if the request asks for that."""

@@ -17,6 +17,7 @@ from polymux.diffusion.outputs import RawOutput, media_of
 from polymux.request import ArrayData, Media, OutputChunk
 
 WINDOW = 4  # chunks of a request that may be under way
+PARTS = 2  # of frames that are decoded and not yet converted
 
 
 class Dropped(Exception):
@@ -52,12 +53,50 @@ class Outbound:
         self.chunks.clear()
 
 
+class FrameStream:
+    """The frames of one output, taken while others are still decoded. For the engine's thread; implements FrameSink."""
+
+    def __init__(self, outbound: Outbound, copy: HostCopy, pool: ThreadPoolExecutor) -> None:
+        self.outbound, self._copy, self._pool = outbound, copy, pool
+        self._parts: deque[Future[None]] = deque()
+
+    def put(self, frames: torch.Tensor, start: int, count: int) -> None:
+        """Waits if several parts are under way, so that no more are in memory. Raises what became of them."""
+        while len(self._parts) >= PARTS:
+            self._parts.popleft().result()
+        shape = (count, *frames.shape[2:], frames.shape[1])
+        after, outbound = self._copy.mark(), self.outbound
+        self._parts.append(
+            self._pool.submit(
+                self._copy.part, frames, after, lambda row, rows: outbound.put(0, shape, start + row, rows)
+            )
+        )
+
+    def end(self) -> None:
+        """No more will come."""
+        parts = list(self._parts)
+
+        def outcome() -> list[Media]:
+            for part in parts:
+                part.result()
+            return []
+
+        self.outbound.media = self._pool.submit(outcome)
+
+
 class OutputThread:
-    """The thread, one per engine."""
+    """The thread, one per engine; and a second one for frames that leave while others are decoded. For those the engine
+    waits, so they wait for nothing else."""
 
     def __init__(self, device: torch.device, chunk_bytes: int) -> None:
-        self._copy = HostCopy(device, chunk_bytes)
+        self.chunk_bytes = chunk_bytes
+        self._copy, self._frame_copy = HostCopy(device, chunk_bytes), HostCopy(device, chunk_bytes)
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outputs")
+        self._frame_pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="frames")
+
+    def stream(self, request_id: str, output: int) -> FrameStream:
+        """For an output whose frames come one part after the other."""
+        return FrameStream(Outbound(request_id, output), self._frame_copy, self._frame_pool)
 
     def send(self, request_id: str, output: int, raw: RawOutput, at_once: bool) -> Outbound:
         """`at_once`: in this thread, and not in chunks."""
@@ -81,6 +120,7 @@ class OutputThread:
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+        self._frame_pool.shutdown(cancel_futures=True)
 
     def _job(self, raw: RawOutput, outbound: Outbound) -> Callable[[], list[Media]]:
         after, held = self._copy.mark(), [raw]

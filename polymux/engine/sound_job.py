@@ -34,8 +34,9 @@ class SoundJob(Job):
 
     @property
     def hungry(self) -> bool:
-        """Whether another sentence may begin."""
-        return self.opened < min(self.count, self.out + AHEAD)
+        """Whether another sentence may begin. One at a time: where calls are not merged, a second one would only delay
+        the first, for which somebody waits."""
+        return not self.sessions and self.opened < min(self.count, self.out + AHEAD)
 
     @property
     def complete(self) -> bool:

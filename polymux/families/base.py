@@ -60,6 +60,8 @@ class Family:
     picture_sized: the call takes no size, and the output is as large as the input picture.
     picture_mark: what stands in a prompt for an input picture, with {} for its number from 1; every picture needs one.
     variations: with an empty prompt it makes variations of the input picture.
+    streamed_decode: the component `vae` decodes in a loop over latent frames, each from those before it, and the
+        pipeline does nothing with what it returns but `video_processor.postprocess_video`: frames may leave meanwhile.
     no_previews: why there can be no pictures of unfinished outputs, although the pipeline has all that it takes.
     warmup: arguments of the warm-up generation, where generic ones would not do.
     """
@@ -92,6 +94,7 @@ class Family:
     picture_sized: bool = False
     picture_mark: str | None = None
     variations: bool = False
+    streamed_decode: bool = False
     no_previews: str | None = None
     warmup: tuple[tuple[str, str | int | float | bool], ...] = ()
 

@@ -10,7 +10,7 @@ from polymux.families.generate import DRAWING, SPEECH, Adapter, Call, GenerateFa
 from polymux.request import SamplingParams
 
 SPEAKERS = ("S1", "S2")
-_MARK = re.compile(r"\[(S\d)\]")
+_MARK = re.compile(r"\[(S[12])\]")
 _FRAME_PROMPT = 1  # frames that stand before the first one that is made
 
 
@@ -28,8 +28,10 @@ class DiaAdapter(Adapter):
 
     def pieces(self, text: str, voice: str | None, longest: int) -> list[str]:
         """Each piece begins with the mark of whoever speaks."""
+        if voice is not None and _MARK.match(text.lstrip()):
+            raise InvalidRequestError(f"voice={voice!r}: the text says itself who speaks", param="voice")
         made, speaker = [], voice or SPEAKERS[0]
-        for turn in re.split(r"(?=\[S\d\])", text):
+        for turn in re.split(r"(?=\[S[12]\])", text):
             if found := _MARK.match(turn):
                 speaker = found[1]
             made += [f"[{speaker}] {piece}" for piece in super().pieces(_MARK.sub("", turn).strip(), None, longest)]

@@ -78,7 +78,7 @@ class Adapter:
         return "hello"
 
     def pieces(self, text: str, voice: str | None, longest: int) -> list[str]:
-        """The text in parts that are spoken one after the other."""
+        """The text in parts that are spoken one after the other. `voice`: the one that the request names."""
         return pieces(text, longest)
 
     def prepare(self, parts: Parts, wish: Wish) -> Call:
@@ -103,6 +103,7 @@ class GenerateFamily:
     assembled: what that is put together of, where it cannot be loaded by itself: (argument, class).
     beside: the part that makes the sound, where it is a model of its own: (class, folder of the checkpoint).
     voice_files: its voices are arrays in files.
+    precise: it is small, and its sound is rough in 16 bits: what is left to us runs in 32.
     steps: modules whose calls are its steps, by path.
     decoders: parts that make sound of codes or spectra.
     arguments: the fields of SamplingParams that it honours, beside seed.
@@ -122,6 +123,7 @@ class GenerateFamily:
     assembled: tuple[tuple[str, str], ...] = ()
     beside: tuple[str, str] | None = None
     voice_files: bool = False
+    precise: bool = False
     steps: tuple[str, ...] = ()
     decoders: tuple[str, ...] = ()
     arguments: tuple[str, ...] = SPEECH

@@ -52,6 +52,7 @@ SPEECHT5 = GenerateFamily(
     processor="SpeechT5Tokenizer",
     beside=("SpeechT5HifiGan", "vocoder"),
     voice_files=True,
+    precise=True,
     steps=("speecht5.decoder.wrapped_decoder.forward",),
     decoders=("vocoder",),
     arguments=SPEECH,

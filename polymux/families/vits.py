@@ -57,6 +57,7 @@ VITS = GenerateFamily(
     tasks=("text-to-speech",),
     adapter=VitsAdapter(),
     processor="VitsTokenizer",
+    precise=True,
     decoders=("decoder",),
     arguments=(*SPEECH, "language"),
     extra=_OWN,

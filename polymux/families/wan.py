@@ -12,6 +12,7 @@ WAN = Family(
     tasks=("text-to-video",),
     size_multiple=16,
     frames_multiple=4,
+    streamed_decode=True,
     fps=16.0,
     other_fps=_OTHER_FPS,
     refused=(_TWO_DENOISERS,),
@@ -24,6 +25,7 @@ WAN_I2V = Family(
     tasks=("image-to-video",),
     size_multiple=16,
     frames_multiple=4,
+    streamed_decode=True,
     fps=16.0,
     other_fps=_OTHER_FPS,
     media=(("image", 1),),
@@ -43,6 +45,7 @@ WAN_VACE = Family(
     tasks=("text-to-video", "video-to-video"),
     size_multiple=16,
     frames_multiple=4,
+    streamed_decode=True,
     fps=16.0,
     blocks=("vace_blocks", "blocks"),
 )
@@ -54,6 +57,7 @@ SKYREELS_V2 = Family(
     tasks=("text-to-video",),
     size_multiple=16,
     frames_multiple=4,
+    streamed_decode=True,
     fps=24.0,
 )
 

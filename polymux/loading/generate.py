@@ -18,6 +18,7 @@ from polymux.config import EngineConfig
 from polymux.errors import CheckpointError, ConfigError
 from polymux.families.generate import GenerateFamily, Parts
 from polymux.loading.component import Part, load_model, load_plain
+from polymux.loading.dtypes import auto_dtype
 from polymux.loading.layout import CONFIG, declared_model, model_class_in
 from polymux.loading.libraries import quiet, reading
 from polymux.loading.options import LoadFlags, parse_options
@@ -31,7 +32,7 @@ _OF_PIPELINES = (("model", "model_class_name"), ("model", "diffusers_call_kwargs
 _MOST_VOICES = 1000
 
 
-def load_parts(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> tuple[GenerateFamily, Parts]:
+def load_parts(config: EngineConfig, device: torch.device) -> tuple[GenerateFamily, Parts]:
     """Load a model and all that belongs to it. Raises CheckpointError, and ConfigError for settings that cannot act."""
     start = time.perf_counter()
     options = parse_options(config.model.diffusers_load_kwargs)
@@ -39,6 +40,7 @@ def load_parts(config: EngineConfig, device: torch.device, dtype: torch.dtype) -
     folder = resolve(config.model)
     name, family = declared_model(folder, str(folder))
     check_settings(config, family)
+    dtype = auto_dtype("fp32" if family.precise and config.model.dtype == "auto" else config.model.dtype, device)
     with quiet():
         model = _model("model", name, folder, device, dtype, options.flags)
         beside = _beside(config, family, folder, device, dtype, options.flags)

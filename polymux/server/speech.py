@@ -29,10 +29,11 @@ from polymux.server.errors import responses
 from polymux.server.generation import generate, while_connected
 from polymux.server.image_request import refusals_counted
 from polymux.server.speech_protocol import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage, VoiceList
-from polymux.server.sse import StreamEvent, stream
+from polymux.server.sse import STREAMED, StreamEvent, stream
 from polymux.server.state import ServerState
 
 _SCHEMA = {"content": {"application/json": {"schema": SpeechRequest.model_json_schema()}}, "required": True}
+_FILE_OR_EVENTS = FILE | {"content": FILE["content"] | STREAMED[200]["content"]}
 _DEFAULT: AudioFormat = "mp3"  # OpenAI's
 
 Piece = tuple[bytes, OmniRequestOutput | None]  # the next bytes of the file; the last ones come with the output
@@ -44,7 +45,7 @@ def routes(state: ServerState) -> APIRouter:
     @router.post(
         "/v1/audio/speech",
         response_class=Response,
-        responses=responses(400, 404, 413, 429, 500, 503) | {200: FILE},
+        responses=responses(400, 404, 413, 429, 500, 503) | {200: _FILE_OR_EVENTS},
         openapi_extra={"requestBody": _SCHEMA},
     )
     async def create_speech(request: Request) -> Response:

@@ -75,7 +75,7 @@ def files(folder: Path) -> set[str]:
 
 def test_two_jobs_one_after_the_other(video_server: Kept) -> None:
     server, folder = video_server
-    form = {name: (None, str(value)) for name, value in (BODY | {"seed": 2}).items()}
+    form = {name: (None, str(value)) for name, value in (BODY | {"seed": 2, "num_inference_steps": 30}).items()}
     one = create(server)
     answer = server.http.post(VIDEOS, files=form)
     assert answer.status_code == 200, answer.text
@@ -90,7 +90,7 @@ def test_two_jobs_one_after_the_other(video_server: Kept) -> None:
         assert second["status"] == "queued"
     ended(server, one)
     seen = [found["progress"] for found in ended(server, two)]
-    assert seen[-1] == 100 and len(set(seen)) > 3, "it is seen on its way"
+    assert seen[-1] == 100 and len(set(seen)) > 2, "it is seen on its way"
     for video in (one, two):
         done = state(server, video)
         assert (done["status"], done["num_frames"], done["seconds"], done["fps"]) == ("completed", 17, "1.0625", 16)
@@ -211,7 +211,7 @@ def test_a_server_that_is_killed_and_one_that_is_told_to_stop(
         before = content(server, done)
         running, queued = create(server, **ENDLESS), create(server)
         runs(server, running)
-        (kept / "partial" / "half.mp4").write_bytes(b"ftyp")
+        (kept / "partial" / ("0" * 32)).write_bytes(b"ftyp")  # named as those are that are being written
         stages = server.stages()
         server.signal(signal.SIGKILL)
         server.wait()

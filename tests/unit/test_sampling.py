@@ -1,4 +1,4 @@
-"""A request for a model that writes tokens, or speaks: a wrong field is refused, and what passes arrives as it is."""
+"""For a model that writes tokens, or speaks: refused for every wrong field, and what passes arrives as it is."""
 
 from __future__ import annotations
 

@@ -146,6 +146,17 @@ def test_places_in_flight(load: Load) -> None:
     assert engine.stats.seconds["denoise"] > 0 < engine.stats.seconds["decode"]
 
 
+def test_a_request_has_one_place_however_long_it_is(load: Load) -> None:
+    engine = load(max_num_seqs=4)
+    engine.add(request("long", text="one. two. three. four. five."))
+    engine.add(request("short"))
+    while engine.jobs:
+        assert all(len(job.sessions) <= 1 for job in engine.jobs.values())
+        for event in engine.step():
+            if isinstance(event, SoundPiece):
+                engine.taken(event.request_id)
+
+
 def test_progress(load: Load) -> None:
     engine = load("musicgen")
     engine.add(request(text="drums", max_new_tokens=9))
@@ -350,6 +361,8 @@ def test_speakers_of_a_dialogue(load: Load) -> None:
         "[S1] Hi.", "[S1] How are you?", "[S2] Fine.", "[S1] Good",
     ]  # fmt: skip
     assert adapter.pieces("Hi", "S2", 100) == ["[S2] Hi"]
+    with pytest.raises(InvalidRequestError, match="says itself who speaks"):
+        adapter.pieces(" [S1] Hi", "S2", 100)
 
 
 def test_a_replica_shares_weights_and_nothing_else() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_pipeline import PIXELS, drive, engine_of, kind_of, outcome, pipeline_of, pixels, request_of
-from test_outbound import FRAME, WanPipeline, chunks_in, expected, settle, video
+from test_outbound import FRAME, MochiPipeline, chunks_in, expected, settle, video
 
 from polymux.engine.diffusion_engine import DiffusionEngine
 from polymux.engine.outbound import WINDOW
@@ -28,7 +28,7 @@ def weights(tmp_path: Path) -> str:
 def engine_with(weights: str, frames_per_chunk: int = 1000, **knobs: Any) -> DiffusionEngine:
     chunk = frames_per_chunk * FRAME
     return engine_of(
-        pipeline_of(WanPipeline), frame_interpolation_model_path=weights, output_chunk_bytes=chunk, **knobs
+        pipeline_of(MochiPipeline), frame_interpolation_model_path=weights, output_chunk_bytes=chunk, **knobs
     )
 
 
@@ -47,7 +47,7 @@ def test_the_frames_that_the_model_made_are_there_bit_for_bit(weights: str) -> N
     assert made.shape == (15 * 4 + 1, PIXELS, PIXELS, 3) and made.dtype == np.uint8
     assert np.array_equal(made[::4], frames_of(ends["plain"]))
     rates = [end.fps for end in ends.values() if isinstance(end, Finished)]
-    assert sorted(rates) == [16.0, 64.0]  # type: ignore[type-var]
+    assert sorted(rates) == [30.0, 120.0]  # type: ignore[type-var]
 
 
 def test_they_come_in_parts_no_faster_than_they_are_used(weights: str) -> None:
@@ -91,7 +91,7 @@ def test_what_is_not_finite_fails_its_request(weights: str) -> None:
 
 
 def test_without_a_network_it_is_refused() -> None:
-    engine = engine_of(pipeline_of(WanPipeline))
+    engine = engine_of(pipeline_of(MochiPipeline))
     assert not engine.capabilities.frame_interpolation
     with pytest.raises(InvalidRequestError, match="--frame-interpolation-model-path"):
         engine.add(video("a", **SMOOTH))

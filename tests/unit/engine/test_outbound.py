@@ -19,8 +19,8 @@ from polymux.media.wire import from_wire
 from polymux.request import ArrayData, Event, Failed, Finished, OutputChunk
 
 
-class WanPipeline(FakePipeline):
-    """By its name one that makes video: each row of a picture is a frame."""
+class MochiPipeline(FakePipeline):
+    """By its name one that makes video, decoded in one go: each row of a picture is a frame."""
 
     def __call__(  # type: ignore[override]
         self,
@@ -45,7 +45,7 @@ FRAME = PIXELS * PIXELS * 3
 
 
 def video_engine(frames_per_chunk: int, **knobs: Any) -> DiffusionEngine:
-    return engine_of(pipeline_of(WanPipeline), output_chunk_bytes=frames_per_chunk * FRAME, **knobs)
+    return engine_of(pipeline_of(MochiPipeline), output_chunk_bytes=frames_per_chunk * FRAME, **knobs)
 
 
 def video(name: str, frames: int = 16, **rest: Any) -> Any:
@@ -54,7 +54,7 @@ def video(name: str, frames: int = 16, **rest: Any) -> Any:
 
 
 def expected(request: Any, index: int = 0) -> np.ndarray[Any, Any]:
-    rows = (solo(pipeline_of(WanPipeline), request, index) * 255).round().clip(0, 255).astype(np.uint8)
+    rows = (solo(pipeline_of(MochiPipeline), request, index) * 255).round().clip(0, 255).astype(np.uint8)
     return rows[:, None].repeat(PIXELS, axis=1)
 
 

@@ -27,7 +27,7 @@ Checkpoint = Callable[..., Path]
 
 
 def load(folder: Path, **settings: Any) -> Any:
-    return load_parts(EngineConfig.from_flat(model=str(folder), **settings), torch.device("cpu"), torch.float32)
+    return load_parts(EngineConfig.from_flat(model=str(folder), **settings), torch.device("cpu"))
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def test_parts_are_loaded_for_inference(tiny_checkpoint: Checkpoint) -> None:
 
 
 def test_the_type_of_the_weights(tiny_checkpoint: Checkpoint) -> None:
-    config = EngineConfig.from_flat(model=str(tiny_checkpoint("csm")))
-    _, parts = load_parts(config, torch.device("cpu"), torch.bfloat16)
-    assert parts.model.dtype == torch.bfloat16
+    for settings, dtype in (({}, torch.float32), ({"dtype": "bf16"}, torch.bfloat16)):
+        _, parts = load(tiny_checkpoint("dia"), **settings)
+        assert parts.model.dtype == parts.beside.dtype == dtype
 
 
 def test_one_that_is_not_served(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ from polymux.loading import load_parts
 
 def attempt(**settings):
     try:
-        _, parts = load_parts(EngineConfig.from_flat(**settings), torch.device("cpu"), torch.float32)
+        _, parts = load_parts(EngineConfig.from_flat(**settings), torch.device("cpu"))
         return type(parts.beside).__name__
     except PolymuxError as error:
         return f"{type(error).__name__}: {error}"

@@ -14,7 +14,8 @@ from polymux.cli.flags import flag_of
 from polymux.config import EngineConfig
 from polymux.errors import PolymuxError
 from polymux.knobs import groups_of
-from polymux.server import audio, chat, errors, files, health, images, lora, models, playground, sleep, videos
+from polymux.sampling import FIELDS as SAMPLING_FIELDS
+from polymux.server import audio, chat, errors, files, health, images, lora, models, playground, sleep, speech, videos
 from polymux.server.audio import AudioGenerationRequest
 from polymux.server.chat_protocol import ChatRequest
 from polymux.server.protocol import (
@@ -25,6 +26,7 @@ from polymux.server.protocol import (
     ImageVariationFields,
     SamplingFields,
 )
+from polymux.server.speech_protocol import SpeechRequest
 from polymux.server.state import ServerState
 from polymux.server.video_protocol import VideoRequest
 from polymux.server.video_store import Status
@@ -64,6 +66,14 @@ def test_fields_of_sound() -> None:
     assert fields == set(AudioGenerationRequest.model_fields)
 
 
+def test_fields_of_speech() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "speech.md").read_text()
+    tables = text.split("\n## What a request may say\n")[1].split("\n## Loading\n")[0]
+    rows = [line.split("|")[1] for line in tables.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    assert named - {"speaker"} == {*SpeechRequest.model_fields, *SAMPLING_FIELDS, "seed", "extra_args"} - {"user"}
+
+
 def test_videos() -> None:
     text = (Path(__file__).parents[3] / "docs" / "video.md").read_text()
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
@@ -89,7 +99,7 @@ def test_every_flag_that_is_named_exists() -> None:
 
 def test_routes() -> None:
     state = ServerState(FakeOmni(), ServerConfig())
-    modules = (images, files, chat, videos, audio, lora, models, sleep, health, playground)
+    modules = (images, files, chat, videos, audio, speech, lora, models, sleep, health, playground)
     routes: list[Any] = [route for module in modules for route in module.routes(state).routes]
     found = {f"{method} {r.path}" for r in routes for method in r.methods if not r.path.startswith("/playground/")}
     documented = {

@@ -79,8 +79,12 @@ class SpeakingOmni(FakeOmni):
 WHOLE = (np.concatenate([SENTENCE] * 3, axis=1)[0].astype(np.float64) * 32767).round().astype("<i2").tobytes()
 
 
+def http_to(port: int) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}")
+
+
 async def _post(omni: FakeOmni, **body: Any) -> httpx.Response:
-    async with listening(omni) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+    async with listening(omni) as port, http_to(port) as http:
         return await http.post(URL, json={k: v for k, v in (BODY | body).items() if v is not ...})
 
 
@@ -94,11 +98,10 @@ def test_the_first_sentence_is_out_before_the_last_is_made() -> None:
         omni.hold.clear()
         async with (
             listening(omni) as port,
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http,
+            http_to(port) as http,
             http.stream("POST", URL, json=BODY | {"stream": True}) as answer,
         ):
-            raw = answer.aiter_raw()
-            early = b""
+            raw, early = answer.aiter_raw(), b""
             while len(early) < 2 * 1600:
                 early += await anext(raw)
             assert answer.headers["x-seed"] == "3" and answer.headers["x-sample-rate"] == "8000"
@@ -137,7 +140,7 @@ def test_who_leaves_cancels() -> None:
     async def leave() -> list[str]:
         omni = SpeakingOmni()
         omni.hold.clear()
-        async with listening(omni) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        async with listening(omni) as port, http_to(port) as http:
             async with http.stream("POST", URL, json=BODY | {"stream": True}) as answer:
                 await anext(answer.aiter_raw())
                 await omni.started.wait()
