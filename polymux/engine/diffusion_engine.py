@@ -34,12 +34,11 @@ from polymux.diffusion.tuned import AdapterSet
 from polymux.engine.device import resolve_device
 from polymux.engine.failure import as_polymux_error
 from polymux.engine.job import Job, randomness_of
+from polymux.engine.machine_stats import machine_stats
 from polymux.engine.model import Model
-from polymux.engine.model_stats import model_stats
 from polymux.engine.outbound import Outbound, OutputThread
 from polymux.engine.warmup import run_first_that_works, warmup_requests
 from polymux.errors import (
-    InvalidRequestError,
     NotReadyError,
     OutOfMemoryError,
     PolymuxError,
@@ -48,7 +47,7 @@ from polymux.errors import (
 from polymux.memory.measure import release, used_bytes
 from polymux.memory.residency import Residency
 from polymux.request import Capabilities, Event, Failed, LoRARequest, Preview, Request, StageStats
-from polymux.validation import validate
+from polymux.validation import refuse, validate
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +138,7 @@ class DiffusionEngine:
         running = sum(job.opened > 0 for job in self.jobs.values())
         open_steps = sum(s.steps.done for job in self.jobs.values() for s in job.sessions.values())
         return msgspec.structs.replace(
-            model_stats(self.model, self.device, self.encoded, self.runner.step_cache),
+            machine_stats(self.model, self.encoded, self.runner.step_cache, self.device),
             running=running,
             waiting=len(self.jobs) - running,
             steps=int(self.totals["steps"]) + open_steps,
@@ -158,8 +157,7 @@ class DiffusionEngine:
         validate(request, self.described, self.config.limits)
         call_arguments(request, self.shape, self.family, self.sound)
         if request.request_id in self.jobs:
-            what = f"request_id={request.request_id!r}: a request of this id is in flight"
-            raise InvalidRequestError(what, param="request_id")
+            raise refuse("request_id", request.request_id, "a request of this id is in flight")
         self.jobs[request.request_id] = Job(request, randomness_of(request), self._adapters(request.params.lora))
 
     def _adapters(self, asked: Sequence[LoRARequest]) -> AdapterSet:
