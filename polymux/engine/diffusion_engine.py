@@ -161,8 +161,7 @@ class DiffusionEngine:
         self.jobs[request.request_id] = Job(request, randomness_of(request), self._adapters(request.params.lora))
 
     def _adapters(self, asked: Sequence[LoRARequest]) -> AdapterSet:
-        busy = {name for job in self.jobs.values() for name, _ in job.adapters}
-        return self.loaded.adapters.use(asked, busy)
+        return self.loaded.adapters.use(asked, {name for job in self.jobs.values() for name, _ in job.adapters})
 
     def abort(self, request_id: str) -> None:
         if request_id in self.jobs:
@@ -183,8 +182,8 @@ class DiffusionEngine:
         try:
             self.runner.execute(group)
         finally:
-            self.scheduler.submit(call for call in group if not call.done)  # an interrupt loses nobody's call
-            self.scheduler.submit(self.encoded.settle(group))
+            undone = [call for call in group if not call.done]  # an interrupt loses nobody's call
+            self.scheduler.submit(undone + self.encoded.settle(group))
         self._deliver(idle=not group)
         for job in self.jobs.values():
             self._report(job)
