@@ -43,6 +43,18 @@ MODELS: dict[str, tuple[str, dict[str, Config]]] = {
             "vae": {"base_dim": 96, "num_res_blocks": 2},
         },
     ),
+    # The text encoder stays tiny: its time is that of one forward, and the denoiser takes what it gives.
+    "wan-14b": (
+        "wan21-t2v",
+        {
+            "transformer": {
+                "num_attention_heads": 40, "attention_head_dim": 128, "ffn_dim": 13824, "num_layers": 40,
+                "freq_dim": 256, "in_channels": 16, "out_channels": 16,
+            },
+            "vae": {"base_dim": 96, "num_res_blocks": 2, "z_dim": 16},
+        },
+    ),
+    "wan-tiny": ("wan21-t2v", {}),
     "z-image": (
         "z-image",
         {
@@ -60,6 +72,11 @@ MODELS: dict[str, tuple[str, dict[str, Config]]] = {
 def make_model(name: str, folder: Path) -> Path:
     """Write the configs of model `name` into a folder below `folder`, and return that."""
     tiny, configs = MODELS[name]
+    return make_changed(tiny, configs, folder)
+
+
+def make_changed(tiny: str, configs: dict[str, Config], folder: Path) -> Path:
+    """The tiny checkpoint without weights, and with these changes to the configs of its components."""
     path = make(tiny, folder)
     for weights in path.rglob("*.safetensors"):
         weights.unlink()

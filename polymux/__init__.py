@@ -2,22 +2,38 @@
 
 from typing import TYPE_CHECKING, Any
 
+from polymux.attention import AttentionConfig, AttentionSpec
 from polymux.errors import PolymuxError
-from polymux.request import OmniDiffusionSamplingParams, Progress
+from polymux.request import (
+    LoRARequest,
+    OmniDiffusionSamplingParams,
+    OutputChunk,
+    Progress,
+    SamplingParams,
+    SoundPiece,
+)
 from polymux.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from polymux.omni import AsyncOmni as AsyncOmni
     from polymux.omni import Omni as Omni
+    from polymux.omni_output import OmniPreview as OmniPreview
     from polymux.omni_output import OmniRequestOutput as OmniRequestOutput
 
 __all__ = [
     "AsyncOmni",
+    "AttentionConfig",
+    "AttentionSpec",
+    "LoRARequest",
     "Omni",
     "OmniDiffusionSamplingParams",
+    "OmniPreview",
     "OmniRequestOutput",
+    "OutputChunk",
     "PolymuxError",
     "Progress",
+    "SamplingParams",
+    "SoundPiece",
     "__version__",
 ]
 
@@ -28,8 +44,8 @@ def __getattr__(name: str) -> Any:
         from polymux import omni
 
         return omni.AsyncOmni if name == "AsyncOmni" else omni.Omni
-    if name == "OmniRequestOutput":
-        from polymux.omni_output import OmniRequestOutput
+    if name in ("OmniPreview", "OmniRequestOutput"):
+        from polymux import omni_output
 
-        return OmniRequestOutput
+        return omni_output.OmniPreview if name == "OmniPreview" else omni_output.OmniRequestOutput
     raise AttributeError(f"module 'polymux' has no attribute {name!r}")

@@ -1,83 +1,28 @@
 """Every knob, defined once.
 
-A knob is a field of one of the frozen dataclasses below. The CLI's flags, `Omni`'s keyword arguments and the stage
-process's settings are all made from these definitions. "auto" stays "auto" here: whoever resolves it makes a new
-value and keeps it to itself. This is also the only module that reads the environment.
+A knob is a field of one of the frozen dataclasses below, or, for the server, of those in `polymux.server_config`;
+`polymux.knobs` says how. The CLI's flags, `Omni`'s keyword arguments and the stage process's settings are all made from
+these definitions. "auto" stays "auto" here: whoever resolves it makes a new value and keeps it to itself. This is also
+the only module that reads the environment.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import operator
 import os
+import re
 import sys
-import types
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from polymux.attention import BACKENDS, AttentionConfig, AttentionSpec
 from polymux.errors import ConfigError
-
-Group = TypeVar("Group")
-
-
-def knob(
-    default: Any = dataclasses.MISSING,
-    help: str = "",
-    *,
-    choices: tuple[str, ...] | None = None,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    flag: str | None = None,
-    off: str | None = None,
-    metavar: str | None = None,
-) -> Any:
-    """A dataclass field with what is allowed and what it is for. `flag` replaces the flag made from the name; `off` is
-    the flag that sets a bool to False where None, the default, is something else."""
-    meta = dict(help=help, choices=choices, minimum=minimum, maximum=maximum, flag=flag, off=off, metavar=metavar)
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=meta)
-    return field(default=default, metadata=meta)
-
-
-class Checked:
-    """Checks every field's type and range when an instance is made."""
-
-    def __post_init__(self) -> None:
-        for f in dataclasses.fields(typing.cast(Any, self)):
-            if f.metadata:
-                _check(f, field_type(type(self), f.name), getattr(self, f.name))
-
-
-def field_type(group: type, name: str) -> Any:
-    """The resolved annotation of a field."""
-    return typing.get_type_hints(group)[name]
-
-
-def _check(f: dataclasses.Field[Any], kind: Any, value: Any) -> None:
-    name, meta = f.name, f.metadata
-    try:
-        msgspec.convert(value, kind, strict=True)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{name}={value!r}: {error}", param=name) from None
-    if value is None:
-        return
-    if meta["choices"] is not None and value not in meta["choices"]:
-        raise ConfigError(f"{name}={value!r}: allowed are {', '.join(meta['choices'])}", param=name)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{name}={value!r}: must be a finite number", param=name)
-    if isinstance(value, str):
-        return
-    if meta["minimum"] is not None and value < meta["minimum"]:
-        raise ConfigError(f"{name}={value!r}: must be at least {meta['minimum']}", param=name)
-    if meta["maximum"] is not None and value > meta["maximum"]:
-        raise ConfigError(f"{name}={value!r}: must be at most {meta['maximum']}", param=name)
-
+from polymux.knobs import Checked, build, knob
+from polymux.server_config import AccessConfig, ServerConfig
 
 DTYPES = ("auto", "bf16", "fp16", "fp32")
 
@@ -100,6 +45,9 @@ class ModelConfig(Checked):
     model_class_name: str | None = knob(None, "pipeline class of diffusers to use in place of the checkpoint's own")
     diffusers_load_kwargs: dict[str, Any] = knob({}, "passed on to from_pretrained", metavar="JSON")
     diffusers_call_kwargs: dict[str, Any] = knob({}, "passed on to every pipeline call", metavar="JSON")
+    frame_interpolation_model_path: str | None = knob(
+        None, "weights of the network that puts frames between a video's frames: a file, a folder, or a hub id"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +77,7 @@ class LimitsConfig(Checked):
     max_num_outputs: int = knob(10, "outputs per prompt", minimum=1)
     max_generated_image_size: int = knob(7680 * 4320, "pixels of one generated picture or frame", minimum=1)
     max_num_frames: int = knob(1024, "frames of one generated video", minimum=1)
+    max_audio_seconds: float = knob(600.0, "seconds of one generated sound", minimum=0.01)
     max_prompt_length: int = knob(32768, "characters of a prompt", minimum=1)
 
 
@@ -138,8 +87,23 @@ class ProcessConfig(Checked):
 
     stage_init_timeout: float = knob(1800.0, "seconds a stage may take until it is ready", minimum=1)
     warmup: bool = knob(True, "make one small generation before reporting ready")
+    stage_hang_timeout: float = knob(
+        1800.0, "seconds a stage may give no sign of progress while it has requests, then it is killed; 0: any time",
+        minimum=0,
+    )  # fmt: skip
     restart_stages: bool = knob(False, "start a stage again when its process dies, in place of exiting")
+    output_chunk_bytes: int = knob(
+        8 * 2**20, "send frames and other arrays in parts of this size (at least one frame)", minimum=1
+    )
     shutdown_grace: float = knob(30.0, "seconds that requests in flight get to finish on SIGTERM", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig(Checked):
+    """Log: what is said on stderr, in every process"""
+
+    log_level: str = knob("info", "how much to log", choices=("debug", "info", "warning", "error"))
+    log_format: str = knob("text", "json: one JSON object per line", choices=("text", "json"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +115,8 @@ class MemoryConfig(Checked):
     enable_distributed_layerwise_offload: bool = knob(
         False, "layerwise, for several ranks or several engines of one host"
     )
+    vae_use_tiling: bool = knob(False, "the autoencoder works on large pictures and videos tile by tile")
+    vae_use_slicing: bool = knob(False, "the autoencoder works on one picture of a batch at a time")
     gpu_memory_limit_gib: float | Literal["auto"] | None = knob(
         None, "use at most this much device memory and choose what to offload; auto: what is free", minimum=0
     )
@@ -230,6 +196,94 @@ def _conflict(one: str, other: str, reason: str) -> ConfigError:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterConfig(Checked):
+    """Adapters: LoRA files that act on every request, and how many others are kept"""
+
+    lora_path: tuple[str, ...] = knob((), "LoRA files or folders that act on every request", metavar="PATH")
+    lora_scale: float = knob(1.0, "strength of those in --lora-path", minimum=-100, maximum=100)
+    max_loras: int = knob(8, "adapters of requests that are kept in memory beside those in use", minimum=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lora_scale != 1.0 and not self.lora_path:
+            raise ConfigError("--lora-scale acts only with --lora-path", param="lora_scale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionChoiceConfig(Checked):
+    """Attention: what the denoisers' attention runs on (docs/attention.md)"""
+
+    diffusion_attention_backend: str | None = knob(
+        None, "backend of all attention layers (default: that of diffusers)", choices=BACKENDS
+    )
+    diffusion_attention_config: dict[str, Any] = knob(
+        {}, "backends by role: default and per_role, each with a backend", metavar="JSON"
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.diffusion_attention_config, AttentionConfig):  # as Python code gives it
+            object.__setattr__(self, "diffusion_attention_config", msgspec.to_builtins(self.diffusion_attention_config))
+        super().__post_init__()
+        default = AttentionConfig.of(self.diffusion_attention_config).default
+        if default is not None and self.diffusion_attention_backend is not None:
+            reason = "both choose the default"
+            raise _conflict("diffusion_attention_backend", "diffusion_attention_config", reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig(Checked):
+    """Caches: what is not computed again"""
+
+    prompt_cache_gib: float = knob(
+        0.25, "host memory for results of text and image encoders, which answer equal calls; 0: none is kept", minimum=0
+    )
+    cache_backend: str = knob(
+        "none",
+        "first_block: skip most of a denoising step that resembles the one before",
+        choices=("none", "first_block"),
+    )
+    cache_config: dict[str, Any] = knob({}, "of the cache backend: threshold", metavar="JSON")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cache_config and self.cache_backend == "none":
+            raise ConfigError("--cache-config acts only with --cache-backend", param="cache_config")
+        for name, value in self.cache_config.items():
+            if name != "threshold":
+                raise ConfigError(f"cache_config: unknown {name!r}; known is threshold", param="cache_config")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+                raise ConfigError(f"cache_config: threshold={value!r}: must be a number from 0", param="cache_config")
+
+    @property
+    def prompt_bytes(self) -> int:
+        return int(self.prompt_cache_gib * 2**30)
+
+    @property
+    def threshold(self) -> float | None:
+        """Of the first-block cache; None: there is none."""
+        return None if self.cache_backend == "none" else float(self.cache_config.get("threshold", 0.05))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechConfig(Checked):
+    """Speech: what some models that speak need beside their checkpoint (docs/speech.md)"""
+
+    vocoder: str | None = knob(
+        None, "folder or hub id of the vocoder or codec (default: in the checkpoint's own folder)", metavar="MODEL"
+    )
+    voice_path: str | None = knob(
+        None, "folder of voices, a file NAME.npy with a vector for each (default: voices/ in the checkpoint)",
+        metavar="DIR",
+    )  # fmt: skip
+
+    def check_unused(self) -> None:
+        """Raise ConfigError if one is set: the model is not one that speaks."""
+        for f in dataclasses.fields(self):
+            if getattr(self, f.name) is not None:
+                raise ConfigError(f"{_flag(f.name)} acts only on models that speak", param=f.name)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """All that a stage process needs to know."""
 
@@ -239,57 +293,23 @@ class EngineConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
+    adapters: AdapterConfig = field(default_factory=AdapterConfig)
+    attention: AttentionChoiceConfig = field(default_factory=AttentionChoiceConfig)
+    caches: CacheConfig = field(default_factory=CacheConfig)
+    speech: SpeechConfig = field(default_factory=SpeechConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        memory = self.memory
+        if self.caches.threshold is not None:
+            for name in memory.STRATEGIES[1:]:  # these may stream the blocks that the cache leaves out
+                if getattr(memory, name) not in (False, None):
+                    raise _conflict("cache_backend", name, "blocks that are skipped cannot be streamed")
 
     @classmethod
     def from_flat(cls, **values: Any) -> EngineConfig:
         """From keyword arguments as `Omni(...)` takes them. Raises ConfigError on an unknown or impossible one."""
         return build(cls, values)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerConfig(Checked):
-    """Server: how clients reach it"""
-
-    host: str = knob("127.0.0.1", "address to listen on")
-    port: int = knob(8000, "port to listen on; 0 picks a free one and prints it", minimum=0, maximum=65535)
-    served_model_name: str | None = knob(None, "name that clients use (default: the model as given)")
-    max_body_bytes: int = knob(32 * 2**20, "bytes of a request body", minimum=1024)
-    log_level: str = knob("info", "how much to log", choices=("debug", "info", "warning", "error"))
-
-
-def groups_of(config: type) -> dict[str, type]:
-    """Field name -> group class, for the fields of `config` that are groups of knobs."""
-    hints = typing.get_type_hints(config)
-    return {f.name: hints[f.name] for f in dataclasses.fields(config) if issubclass(hints[f.name], Checked)}
-
-
-def build(config: type[Group], values: dict[str, Any]) -> Group:
-    """Sort flat keyword arguments into the groups of `config`."""
-    groups = groups_of(config)
-    owner = {f.name: name for name, group in groups.items() for f in dataclasses.fields(group)}
-    for key in values:
-        if key not in owner:
-            raise ConfigError(f"unknown argument {key!r}; known are {', '.join(sorted(owner))}", param=key)
-    made = {}
-    for name, group in groups.items():
-        mine = {k: v for k, v in values.items() if owner[k] == name}
-        missing = [f.name for f in dataclasses.fields(group) if _required(f) and f.name not in mine]
-        if missing:
-            raise ConfigError(f"missing argument {missing[0]!r}", param=missing[0])
-        made[name] = group(**mine)
-    return config(**made)
-
-
-def _required(f: dataclasses.Field[Any]) -> bool:
-    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-
-
-def without_none(kind: Any) -> Any:
-    """`int` for `int | None`; other types as they are."""
-    if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        kinds = [k for k in typing.get_args(kind) if k is not type(None)]
-        return functools.reduce(operator.or_, kinds)
-    return kind
 
 
 def hub_offline() -> bool:
@@ -300,6 +320,24 @@ def hub_offline() -> bool:
     )
 
 
+def attention_choice(config: AttentionChoiceConfig) -> tuple[AttentionConfig, str]:
+    """What was chosen for attention, and where. The environment counts least. Raises ConfigError."""
+    chosen, source = AttentionConfig.of(config.diffusion_attention_config), "--diffusion-attention-config"
+    if chosen.default is not None:
+        return chosen, source
+    name = config.diffusion_attention_backend
+    if name is not None:
+        source = f"{source} and --diffusion-attention-backend" if chosen.per_role else "--diffusion-attention-backend"
+    else:
+        name = os.environ.get(_ATTENTION) or None
+        if name is not None and name not in BACKENDS:
+            raise ConfigError(f"{_ATTENTION}={name!r}: allowed are {', '.join(BACKENDS)}", param=_ATTENTION)
+        if name is not None:
+            source = f"{source} and {_ATTENTION}" if chosen.per_role else _ATTENTION
+    default = None if name is None else AttentionSpec(name)  # type: ignore[arg-type]  # one of BACKENDS
+    return AttentionConfig(default=default, per_role=chosen.per_role), source
+
+
 def runtime_cache_dir(chosen: str | None = None) -> Path:
     """Where the runtime cache is: the folder that was chosen, or one in the user's cache folder."""
     if chosen is not None:
@@ -307,6 +345,46 @@ def runtime_cache_dir(chosen: str | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polymux" / "runtime"
 
 
+def video_dir(config: ServerConfig) -> Path | None:
+    """Where the jobs of this server are: the folder that was chosen, or one for this address in the user's data folder.
+    None if the port is chosen anew at every start, so that no later server is the same one."""
+    if config.video.video_dir is not None:
+        return Path(config.video.video_dir).expanduser()
+    if config.port == 0:
+        return None
+    base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return base / "polymux" / "videos" / re.sub(r"[^A-Za-z0-9._-]", "_", f"{config.host}-{config.port}")
+
+
 def stage_environment() -> dict[str, str]:
-    """The environment of a stage process: this one's, with the same places to import from."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    """The environment of a stage process: this one's without the keys, with the same places to import from."""
+    environment = {name: value for name, value in os.environ.items() if name != _API_KEY}
+    return environment | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+
+def api_keys(config: AccessConfig) -> tuple[str, ...]:
+    """All keys: given, in the file, in the environment; none if none was asked for. Raises ConfigError."""
+    sources = {"api_key": ",".join(config.api_key) if config.api_key else None}
+    if config.api_key_file is not None:
+        sources["api_key_file"] = ",".join(_lines(config.api_key_file))
+    sources[_API_KEY] = os.environ.get(_API_KEY)
+    keys: list[str] = []
+    for name, text in sources.items():
+        found = [] if text is None else text.split(",")
+        if not all(re.fullmatch(r"[!-~]+", key) for key in found):
+            raise ConfigError(
+                f"{name}: an API key is one or more printable ASCII characters without spaces", param=name
+            )
+        keys += found
+    return tuple(keys)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path!r} cannot be read: {error}", param="api_key_file") from None
+
+
+_API_KEY = "POLYMUX_API_KEY"
+_ATTENTION = "DIFFUSION_ATTENTION_BACKEND"

@@ -9,12 +9,25 @@ PolymuxError                      500
  ├─ CacheError                    exit code 1   a cache of files on disk cannot be used, read or written
  ├─ PinnedMemoryError             500           host memory can be neither used nor given back: the process must end
  ├─ InvalidRequestError           400           one field of a request is wrong (names field, value, what is allowed)
- │   └─ ModelNotFoundError        404
+ │   ├─ ModelNotFoundError        404
+ │   ├─ VideoNotFoundError        404           there is no such job, or no more
+ │   ├─ VideoNotReadyError        404           the job has made no file, or not yet
+ │   ├─ RangeNotSatisfiableError  416           the file is shorter than that
+ │   └─ MediaTypeError            415           the body is of a type or encoding that is not read here
+ ├─ BadHttpError                  400           what came over the connection is not valid HTTP
+ ├─ AuthenticationError           401           no API key, or a wrong one
+ ├─ ForbiddenOriginError          403           a browser's page from elsewhere asks, and nobody allowed it
+ ├─ ReceiveTimeoutError           408           the request did not arrive in time
  ├─ PayloadTooLargeError          413
  ├─ QueueFullError                429           with Retry-After
+ ├─ HeadersTooLargeError          431
  ├─ RequestAbortedError           499           the client left, or somebody called abort()
  ├─ NotReadyError                 503           still loading, draining, or the stage is gone
  │   └─ StageDeadError            503           the stage process died while it held the request
+ ├─ OverloadedError               503           too many connections, or too much in their bodies; with Retry-After
+ ├─ DeadlineExceededError         504           the request's own time was over before it was done
+ ├─ StorageError                  500           a file could not be written
+ │   └─ StorageFullError          507           no room for what is to be kept
  └─ GenerationError               500           the request failed inside the model
      ├─ OutOfMemoryError          500           this request alone does not fit
      └─ NonFiniteOutputError      500           the model produced NaN or infinity
@@ -34,15 +47,19 @@ class ErrorInfo(msgspec.Struct, frozen=True):
 
 
 class PolymuxError(Exception):
-    """Base class. `message` is one clear line; `param` names the field at fault, if it is one field."""
+    """Base class. `message` is one clear line; `param` names the field at fault, if it is one field; `retry_after_s`
+    says when the same may work, where that is known."""
 
     status = 500
     code = "internal_error"
+    retry_after_s: int | None = None
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
+        self.message = _encodable(message)
+        self.param = _encodable(param) if param is not None else None
+        super().__init__(self.message)
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
 
     @property
     def type(self) -> str:
@@ -79,6 +96,46 @@ class ModelNotFoundError(InvalidRequestError):
     code = "model_not_found"
 
 
+class VideoNotFoundError(InvalidRequestError):
+    status = 404
+    code = "video_not_found"
+
+
+class VideoNotReadyError(InvalidRequestError):
+    status = 404
+    code = "video_not_ready"
+
+
+class RangeNotSatisfiableError(InvalidRequestError):
+    status = 416
+    code = "range_not_satisfiable"
+
+
+class MediaTypeError(InvalidRequestError):
+    status = 415
+    code = "unsupported_media_type"
+
+
+class BadHttpError(PolymuxError):
+    status = 400
+    code = "invalid_http"
+
+
+class AuthenticationError(PolymuxError):
+    status = 401
+    code = "invalid_api_key"
+
+
+class ForbiddenOriginError(PolymuxError):
+    status = 403
+    code = "forbidden_origin"
+
+
+class ReceiveTimeoutError(PolymuxError):
+    status = 408
+    code = "receive_timeout"
+
+
 class PayloadTooLargeError(PolymuxError):
     status = 413
     code = "payload_too_large"
@@ -88,6 +145,11 @@ class QueueFullError(PolymuxError):
     status = 429
     code = "queue_full"
     retry_after_s = 1
+
+
+class HeadersTooLargeError(PolymuxError):
+    status = 431
+    code = "headers_too_large"
 
 
 class RequestAbortedError(PolymuxError):
@@ -104,6 +166,26 @@ class StageDeadError(NotReadyError):
     code = "stage_dead"
 
 
+class OverloadedError(PolymuxError):
+    status = 503
+    code = "server_overloaded"
+    retry_after_s = 1
+
+
+class DeadlineExceededError(PolymuxError):
+    status = 504
+    code = "deadline_exceeded"
+
+
+class StorageError(PolymuxError):
+    code = "storage_failed"
+
+
+class StorageFullError(StorageError):
+    status = 507
+    code = "storage_full"
+
+
 class GenerationError(PolymuxError):
     code = "generation_failed"
 
@@ -114,6 +196,11 @@ class OutOfMemoryError(GenerationError):
 
 class NonFiniteOutputError(GenerationError):
     code = "non_finite_output"
+
+
+def _encodable(text: str) -> str:
+    """Lone surrogates escaped: a text that quotes them could neither be sent nor logged."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _tree(cls: type[PolymuxError]) -> list[type[PolymuxError]]:

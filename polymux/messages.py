@@ -12,7 +12,17 @@ import msgspec
 
 from polymux.config import EngineConfig
 from polymux.errors import ErrorInfo, PayloadTooLargeError
-from polymux.request import Capabilities, Failed, Finished, Progress, Request, StageStats
+from polymux.request import (
+    Capabilities,
+    Failed,
+    Finished,
+    OutputChunk,
+    Preview,
+    Progress,
+    Request,
+    SoundPiece,
+    StageStats,
+)
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -26,6 +36,12 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    request_id: str
+
+
+class Taken(msgspec.Struct, frozen=True, tag="taken"):
+    """An OutputChunk or SoundPiece of this request is used up: the stage may send another one."""
+
     request_id: str
 
 
@@ -72,8 +88,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     stats: StageStats
 
 
-ToStage = Start | Add | Abort | Sleep | WakeUp | Stop
-FromStage = Ready | Fatal | Slept | Awake | Stats | Progress | Finished | Failed
+ToStage = Start | Add | Abort | Taken | Sleep | WakeUp | Stop
+FromStage = Ready | Fatal | Slept | Awake | Stats | Progress | Preview | OutputChunk | SoundPiece | Finished | Failed
 
 LENGTH = struct.Struct("!I")
 MAX_BODY = 2**32 - 1

@@ -20,13 +20,24 @@ from polymux.config import EngineConfig
 from polymux.errors import InvalidRequestError, NotReadyError, PolymuxError
 from polymux.loop_thread import LoopThread
 from polymux.metrics import Metrics
-from polymux.omni_output import OmniRequestOutput, output_of
+from polymux.omni_output import ChunkCollector, OmniPreview, OmniRequestOutput, output_of, preview_of
 from polymux.orchestrator.admission import room
 from polymux.orchestrator.launch import MakeStage
 from polymux.orchestrator.orchestrator import Orchestrator, Status
 from polymux.orchestrator.stage_client import ProcessStage
-from polymux.prompts import Prompt, request_of
-from polymux.request import Capabilities, Finished, OmniDiffusionSamplingParams, Progress, Request
+from polymux.prompts import Params, Prompt, request_of
+from polymux.request import (
+    Capabilities,
+    Finished,
+    News,
+    OmniDiffusionSamplingParams,
+    OutputChunk,
+    Preview,
+    Progress,
+    Request,
+    SamplingParams,
+    SoundPiece,
+)
 
 
 class AsyncOmni:
@@ -43,10 +54,13 @@ class AsyncOmni:
         self._orchestrator = Orchestrator(EngineConfig.from_flat(model=os.fspath(model), **engine_args))
 
     @classmethod
-    def from_config(cls, config: EngineConfig, make_stage: MakeStage = ProcessStage) -> Self:
-        """From a complete configuration; `make_stage` reaches the stage in another way."""
+    def from_config(
+        cls, config: EngineConfig, make_stage: MakeStage = ProcessStage, *, model_name: str | None = None
+    ) -> Self:
+        """From a complete configuration; `make_stage` reaches the stage in another way, `model_name` is how the metrics
+        call the model, if not as the configuration does."""
         omni = cls.__new__(cls)
-        omni._orchestrator = Orchestrator(config, make_stage)
+        omni._orchestrator = Orchestrator(config, make_stage, model_name=model_name)
         return omni
 
     @property
@@ -77,25 +91,74 @@ class AsyncOmni:
     async def generate(
         self,
         prompt: Prompt,
-        sampling_params: OmniDiffusionSamplingParams | None = None,
+        sampling_params: Params | None = None,
         *,
         request_id: str | None = None,
-    ) -> AsyncGenerator[Progress | OmniRequestOutput]:
-        """Progress, and then the output. Leaving early aborts the request. Raises PolymuxError."""
-        try:
-            request = request_of(prompt, sampling_params, request_id or uuid.uuid4().hex)
-        except PolymuxError:
-            self.metrics.count("refused")
-            raise
+        partial_images: int = 0,
+    ) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
+        """Progress, up to `partial_images` previews of each picture, and then the output. Leaving early aborts the
+        request. Raises PolymuxError."""
+        request = self._request(prompt, sampling_params, request_id, partial_images)
         async with contextlib.aclosing(self.run(request)) as events:
             async for event in events:
                 yield event
 
-    async def run(self, request: Request) -> AsyncGenerator[Progress | OmniRequestOutput]:
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: Params | None = None,
+        *,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[Progress | OutputChunk | SoundPiece | OmniRequestOutput]:
+        """`generate`, for whoever uses frames up as they come: large arrays come as `OutputChunk`s, and are not in the
+        output; the sound of models that speak comes as `SoundPiece`s, sentence by sentence. The stage goes on when a
+        chunk or piece is used up, that is when the next event is asked for.
+
+        The request is sent, or refused, before this returns. Iterate, or end it with `abort`.
+        """
+        request = self._request(prompt, sampling_params, request_id)
+        return self._outputs(request, self._orchestrator.generate(request))
+
+    async def run(self, request: Request) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
         """`generate`, for a request that is complete."""
+        chunks = ChunkCollector()
         async with contextlib.aclosing(self._orchestrator.generate(request)) as events:
             async for event in events:
-                yield output_of(request, event) if isinstance(event, Finished) else event
+                match event:
+                    case OutputChunk():
+                        chunks.add(event)
+                    case SoundPiece():
+                        chunks.add_sound(event)
+                    case Finished():
+                        yield output_of(request, event, chunks)
+                    case Preview():
+                        yield preview_of(event)
+                    case Progress():
+                        yield event
+
+    async def _outputs(
+        self, request: Request, events: AsyncGenerator[News | Finished]
+    ) -> AsyncGenerator[Progress | OutputChunk | SoundPiece | OmniRequestOutput]:
+        async with contextlib.aclosing(events):
+            async for event in events:
+                match event:
+                    case Finished():
+                        yield output_of(request, event)
+                    case Progress() | OutputChunk() | SoundPiece():
+                        yield event
+
+    def _request(
+        self,
+        prompt: Prompt,
+        sampling_params: Params | None,
+        request_id: str | None,
+        partial_images: int = 0,
+    ) -> Request:
+        try:
+            return request_of(prompt, sampling_params, request_id or uuid.uuid4().hex, partial_images)
+        except PolymuxError:
+            self.metrics.count("refused")
+            raise
 
     def abort(self, request_id: str) -> None:
         """End a request; its consumer gets RequestAbortedError. Unknown ids are no error."""
@@ -190,7 +253,7 @@ class Omni:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: OmniDiffusionSamplingParams | Sequence[OmniDiffusionSamplingParams] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
         *,
         use_tqdm: bool = False,
     ) -> list[OmniRequestOutput]:
@@ -256,7 +319,7 @@ def _abandon(omni: AsyncOmni, loop: LoopThread, owner: int) -> None:
 
 def _requests_of(
     prompts: Prompt | Sequence[Prompt],
-    sampling_params: OmniDiffusionSamplingParams | Sequence[OmniDiffusionSamplingParams] | None,
+    sampling_params: Params | Sequence[Params] | None,
 ) -> list[Request]:
     if isinstance(prompts, (str, dict)):
         each: list[Prompt] = [prompts]
@@ -266,11 +329,12 @@ def _requests_of(
         what = f"prompts is a {type(prompts).__name__}: must be a str, a dict, or a list of these"
         raise InvalidRequestError(what, param="prompt")
     if isinstance(sampling_params, (list, tuple)):
-        params: list[OmniDiffusionSamplingParams | None] = list(sampling_params)
-    elif sampling_params is None or isinstance(sampling_params, OmniDiffusionSamplingParams):
+        params: list[Params | None] = list(sampling_params)
+    elif sampling_params is None or isinstance(sampling_params, (OmniDiffusionSamplingParams, SamplingParams)):
         params = [sampling_params] * len(each)
     else:
-        what = f"sampling_params is a {type(sampling_params).__name__}: must be OmniDiffusionSamplingParams, or a list"
+        allowed = "must be OmniDiffusionSamplingParams or SamplingParams, or a list"
+        what = f"sampling_params is a {type(sampling_params).__name__}: {allowed}"
         raise InvalidRequestError(what, param="sampling_params")
     if len(params) != len(each):
         what = f"{len(params)} sampling_params for {len(each)} prompts: must be one, or as many"

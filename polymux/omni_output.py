@@ -9,7 +9,7 @@ from PIL import Image
 
 from polymux.errors import PolymuxError
 from polymux.media.wire import Array, from_wire
-from polymux.request import Finished, Modality, Request, RequestMetrics
+from polymux.request import Finished, Modality, OutputChunk, Preview, Request, RequestMetrics, SoundPiece
 
 
 @dataclass(kw_only=True)
@@ -36,7 +36,56 @@ class OmniRequestOutput:
     error: PolymuxError | None = None
 
 
-def output_of(request: Request, finished: Finished) -> OmniRequestOutput:
+@dataclass(kw_only=True)
+class OmniPreview:
+    """What the model expects an output to become, as of one of its steps. `index` says which output of the request."""
+
+    request_id: str
+    index: int
+    step: int
+    images: list[Image.Image]
+
+
+def preview_of(preview: Preview) -> OmniPreview:
+    images = [image for medium in preview.media if isinstance(image := from_wire(medium), Image.Image)]
+    return OmniPreview(request_id=preview.request_id, index=preview.index, step=preview.step, images=images)
+
+
+class ChunkCollector:
+    """Puts arrays together that come in chunks. Each is allocated once, and is complete when the last one is in."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[int, int], Array] = {}  # by output and medium
+        self._sound: list[Array] = []
+
+    def add_sound(self, piece: SoundPiece) -> None:
+        """Pieces of sound come without gaps, and make one array."""
+        self._sound.append(samples_of(piece))
+
+    def add(self, chunk: OutputChunk) -> None:
+        rows = rows_of(chunk)
+        key = (chunk.output, chunk.medium)
+        if key not in self._arrays:
+            self._arrays[key] = np.empty(chunk.shape, rows.dtype)
+        self._arrays[key][chunk.start : chunk.start + len(rows)] = rows
+
+    def media_of(self, output: int) -> list[Array]:
+        """The arrays of one output, in order."""
+        sound = [np.concatenate(self._sound, axis=1)] if self._sound and output == 0 else []
+        return [*(self._arrays[key] for key in sorted(self._arrays) if key[0] == output), *sound]
+
+
+def rows_of(chunk: OutputChunk) -> Array:
+    """The rows as an array, which is not to be written to: it has no memory of its own."""
+    return np.frombuffer(chunk.rows.data, chunk.rows.dtype).reshape(chunk.rows.shape)
+
+
+def samples_of(piece: SoundPiece) -> Array:
+    """The samples (channels, samples), which are not to be written to: they have no memory of their own."""
+    return np.frombuffer(piece.samples.data, piece.samples.dtype).reshape(piece.samples.shape)
+
+
+def output_of(request: Request, finished: Finished, chunks: ChunkCollector | None = None) -> OmniRequestOutput:
     """Sort what a stage sent by what it is."""
     output = OmniRequestOutput(
         request_id=request.request_id,
@@ -47,8 +96,10 @@ def output_of(request: Request, finished: Finished) -> OmniRequestOutput:
         sample_rate=finished.sample_rate,
         metrics=finished.metrics,
     )
-    for media in finished.outputs:
+    for index, media in enumerate(finished.outputs):
         values = [from_wire(item) for item in media]
+        if chunks is not None:
+            values += chunks.media_of(index)
         if request.params.output_type == "latent":
             output.latents += [np.asarray(value) for value in values]
         elif finished.modality == "image":

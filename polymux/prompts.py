@@ -15,7 +15,7 @@ from PIL import Image
 
 from polymux.errors import InvalidRequestError
 from polymux.media.wire import Array, to_wire
-from polymux.request import Media, OmniDiffusionSamplingParams, Request
+from polymux.request import Media, OmniDiffusionSamplingParams, Request, SamplingParams
 
 Medium = Image.Image | Array | tuple[Array, int]  # a picture; frames or sound; sound with its samples per second
 
@@ -29,6 +29,7 @@ class OmniPrompt(TypedDict, total=False):
 
 
 Prompt = str | OmniPrompt
+Params = OmniDiffusionSamplingParams | SamplingParams
 
 
 @runtime_checkable
@@ -41,12 +42,14 @@ class _Generator(Protocol):
     def get_state(self) -> Any: ...
 
 
-def request_of(prompt: Prompt, params: OmniDiffusionSamplingParams | None, request_id: str) -> Request:
+def request_of(prompt: Prompt, params: Params | None, request_id: str, partial_images: int = 0) -> Request:
     """Raises InvalidRequestError for a prompt or parameters that are not even shaped like such."""
     fields = _fields_of(prompt)
-    params = OmniDiffusionSamplingParams() if params is None else params
+    sampling = _plain(params) if isinstance(params, SamplingParams) else None
+    if params is None or sampling is not None:
+        params = OmniDiffusionSamplingParams()
     if not isinstance(params, OmniDiffusionSamplingParams):
-        what = f"sampling_params is a {type(params).__name__}: must be OmniDiffusionSamplingParams"
+        what = f"sampling_params is a {type(params).__name__}: must be OmniDiffusionSamplingParams or SamplingParams"
         raise InvalidRequestError(what, param="sampling_params")
     negative = fields.get("negative_prompt")
     return Request(
@@ -55,6 +58,8 @@ def request_of(prompt: Prompt, params: OmniDiffusionSamplingParams | None, reque
         negative_prompt=params.negative_prompt if negative is None else negative,
         media=_media_of(fields.get("multi_modal_data") or {}),
         params=_portable(params),
+        sampling=sampling,
+        partial_images=partial_images,
         generator_state=None if params.generator is None else _state_of(params.generator),
     )
 
@@ -81,8 +86,8 @@ def _media_of(given: dict[str, Medium | Sequence[Medium]]) -> dict[str, list[Med
         if not isinstance(name, str):
             raise InvalidRequestError(f"key {name!r} of multi_modal_data: must be a str", param="multi_modal_data")
         items = list(value) if isinstance(value, list) else [value]
-        if name == "video" and len(items) > 1 and all(isinstance(item, Image.Image) for item in items):
-            items = [_frames(items)]
+        if name in ("video", "mask") and len(items) > 1 and all(isinstance(item, Image.Image) for item in items):
+            items = [_frames(name, items)]
         media[name] = [_medium(name, item) for item in items]
     return media
 
@@ -110,11 +115,11 @@ def _picture(pixels: Array) -> Media:
         raise InvalidRequestError(what) from None
 
 
-def _frames(pictures: list[Any]) -> Array:
+def _frames(name: str, pictures: list[Any]) -> Array:
     """Pictures of one size as frames (frames, height, width, 3)."""
     sizes = {picture.size for picture in pictures}
     if len(sizes) > 1:
-        raise InvalidRequestError(f"video has frames of different sizes: {sorted(sizes)}", param="video")
+        raise InvalidRequestError(f"{name} has frames of different sizes: {sorted(sizes)}", param=name)
     return np.stack([np.asarray(picture.convert("RGB")) for picture in pictures])
 
 
@@ -128,6 +133,12 @@ def _portable(params: OmniDiffusionSamplingParams) -> OmniDiffusionSamplingParam
         elif field.name in ("sigmas", "timesteps") and isinstance(value, (list, np.ndarray)):
             changes[field.name] = tuple(v.item() if isinstance(v, np.generic) else v for v in value)
     return dataclasses.replace(params, **changes)
+
+
+def _plain(params: SamplingParams) -> SamplingParams:
+    """With plain numbers in place of numpy's."""
+    values = {f.name: getattr(params, f.name) for f in dataclasses.fields(params)}
+    return SamplingParams(**{name: v.item() if isinstance(v, np.generic) else v for name, v in values.items()})
 
 
 def _state_of(generator: Any) -> bytes:

@@ -5,6 +5,7 @@ Plain data that crosses process borders as msgpack. Knows neither torch nor HTTP
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,6 +14,15 @@ import msgspec
 from polymux.errors import ErrorInfo
 
 Modality = Literal["image", "video", "audio", "text"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRARequest:
+    """An adapter to generate with. `path`: a .safetensors file or a folder with one, where the model runs."""
+
+    path: str
+    scale: float = 1.0
+    component: str | None = None  # the denoiser that it is for, where there are two: transformer or transformer_2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +36,7 @@ class OmniDiffusionSamplingParams:
     width: int | None = None  # pixels
     num_frames: int | None = None
     fps: float | None = None  # frames per second, for pipelines that are conditioned on it
+    seconds: float | None = None  # of sound
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
     guidance_scale_2: float | None = None  # of the low-noise denoiser, where there are two
@@ -38,8 +49,40 @@ class OmniDiffusionSamplingParams:
     sigmas: tuple[float, ...] | None = None
     timesteps: tuple[float, ...] | None = None
     max_sequence_length: int | None = None  # tokens of the prompt
+    lora: tuple[LoRARequest, ...] = ()  # added up in this order
+    enable_frame_interpolation: bool = False  # put frames between the frames of a video, and raise its rate as much
+    frame_interpolation_exp: int = 1  # n frames become (n - 1) * 2^exp + 1
+    frame_interpolation_scale: float = 1.0  # of the frames, where motion is estimated: below 1 is cheaper
     output_type: Literal["pil", "np", "latent"] = "pil"
     extra_args: dict[str, Any] = field(default_factory=dict)  # the pipeline's own further arguments
+
+    @property
+    def frame_factor(self) -> int:
+        """How many times more frames per second come out than the model makes."""
+        return 1 << self.frame_interpolation_exp if self.enable_frame_interpolation else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to generate with a model that writes token by token, or speaks. None leaves a value to the checkpoint.
+
+    A field that the model does not take is an error, never ignored.
+    """
+
+    voice: str | None = None  # one of the model's own
+    language: str | None = None
+    instructions: str | None = None  # how to speak
+    speed: float | None = None  # 0.25..4: the finished sound is stretched in time, at the same pitch
+    seed: int | None = None  # None draws one; the output says which
+    seconds: float | None = None  # of sound, for models that make as much as is asked for
+    max_new_tokens: int | None = None  # for each sentence; speech that needs more is cut there
+    do_sample: bool | None = None
+    temperature: float | None = None  # 0: no sampling
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    guidance_scale: float | None = None
+    extra_args: dict[str, Any] = field(default_factory=dict)  # the model's own further arguments
 
 
 # What travels between processes: modes of pictures with their channels, types of arrays with their bytes per item.
@@ -76,6 +119,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     negative_prompt: str | None = None
     media: dict[str, list[Media]] = {}  # by the pipeline's argument name: image, mask_image, video, audio, ...
     params: OmniDiffusionSamplingParams = OmniDiffusionSamplingParams()
+    sampling: SamplingParams | None = None  # in place of params, for models that take these
+    partial_images: int = 0  # previews of each output while it is made; fewer if it has fewer steps, or is quicker
     generator_state: bytes | None = None  # of params.generator, which itself does not travel
 
 
@@ -92,6 +137,7 @@ class RequestMetrics(msgspec.Struct, frozen=True):
     decode: float = 0.0
     total: float = 0.0
     steps: int = 0
+    text_tokens: int = 0  # of a text that was spoken
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -103,16 +149,49 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     total: int
 
 
+class Preview(msgspec.Struct, frozen=True, tag="preview"):
+    """What the model expects an output to become, as of one of its steps."""
+
+    request_id: str
+    index: int  # which of the request's outputs
+    step: int
+    media: list[Media]
+
+
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """A request is done: one entry of `outputs` and `seeds` per output, in order."""
 
     request_id: str
     modality: Modality
-    outputs: list[list[Media]]  # an output is usually one medium; layered models and sounding videos have several
+    outputs: list[list[Media]]  # usually of one medium; of several for layers, or frames with sound; see OutputChunk
     seeds: list[int | None]
     metrics: RequestMetrics
     fps: float | None = None
     sample_rate: int | None = None
+    sound_seconds: float = 0.0  # of what came in SoundPieces
+
+
+class OutputChunk(msgspec.Struct, frozen=True, tag="chunk"):
+    """Some rows of an array that is too large for one message. Comes before Finished, which does not hold the array.
+
+    The chunks of an array come in order and without gaps. If one array of an output comes in chunks all of them do,
+    sound before frames.
+    """
+
+    request_id: str
+    output: int  # which output of the request
+    medium: int  # which of the output's media
+    shape: tuple[int, ...]  # of the whole array
+    start: int  # the first row; rows are counted along the array's first axis
+    rows: ArrayData
+
+
+class SoundPiece(msgspec.Struct, frozen=True, tag="sound_piece"):
+    """The next samples of a request's sound, which are all there is of them: Finished does not hold the sound."""
+
+    request_id: str
+    sentence: int  # which sentence of the text they are of
+    samples: ArrayData  # (channels, samples), with their rate
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -122,18 +201,58 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: ErrorInfo
 
 
-Event = Progress | Finished | Failed
+News = Progress | Preview | OutputChunk | SoundPiece  # what comes before the end of a request
+Event = News | Finished | Failed
 
 
-class StageStats(msgspec.Struct, frozen=True):
-    """What a stage has done since it started (totals) and is doing now."""
+class Distribution(msgspec.Struct, frozen=True):
+    """How many values fell into each bucket (the last one has no upper bound), and their sum."""
+
+    counts: list[int]
+    sum: float
+
+
+class ComponentRuns(msgspec.Struct, frozen=True):
+    """The runs of one component in one phase. A run answers one call, or several that were merged."""
+
+    component: str
+    phase: str
+    batches: dict[int, int]  # runs, by how many calls each answered
+    seconds: Distribution  # over `metrics.catalog.RUN_S`; of runs that the device has finished
+
+
+class StageStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stage has done since its process started (totals) and is doing now. What is a dict or list of components
+    or caches has those that were in use."""
 
     running: int = 0
     waiting: int = 0
     steps: int = 0  # denoising steps, each request's counted
-    calls: dict[str, int] = {}  # component calls that ran, by component
-    merged: dict[str, int] = {}  # requests' calls that these answered, by component
-    seconds: dict[str, float] = {}  # by phase: encode, denoise, decode
+    seconds: dict[str, float] = {}  # by phase, of ended sessions; a merged call counts in full for each request in it
+    runs: list[ComponentRuns] = []
+    offload_bytes: dict[str, int] = {}  # weights moved to the device, by component
+    offload_late: dict[str, int] = {}  # streamed blocks that were fetched only when they were needed, by component
+    cache_queries: dict[str, int] = {}  # by cache
+    cache_hits: dict[str, int] = {}
+    device_memory: dict[str, int] = {}  # bytes: allocated, reserved, peak; empty on a CPU
+    host_memory: int = 0  # bytes
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """Runs, by component."""
+        return self._by_component(lambda size: 1)
+
+    @property
+    def merged(self) -> dict[str, int]:
+        """Requests' calls that these answered, by component."""
+        return self._by_component(lambda size: size)
+
+    def _by_component(self, worth: Callable[[int], int]) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        for runs in self.runs:
+            total = sum(worth(size) * count for size, count in runs.batches.items())
+            totals[runs.component] = totals.get(runs.component, 0) + total
+        return totals
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,8 +267,24 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     size_multiple: int = 1
     min_inference_steps: int = 1
     frames_multiple: int = 1  # num_frames - 1 must be a multiple of it
+    max_seconds: float | None = None  # of sound, where the pipeline would cut what is longer
+    defaults: dict[str, int] = {}  # of height, width and num_frames, where the pipeline's call states them
+    fps: float | None = None  # of videos, unless a request says otherwise
+    sample_rate: int | None = None  # of sound
     refused: dict[str, str] = {}  # arguments that this checkpoint would ignore, and why
+    alpha: bool = False  # pictures have an alpha channel, those that come in and those that come out
+    picture_sized: bool = False  # takes no size: what comes out is as large as the picture that came in
+    picture_mark: str | None = None  # stands in a prompt for each picture; {} is its number, from 1
+    variations: bool = False  # makes variations of a picture when the prompt is empty
+    previews: bool = False  # if not, refused["partial_images"] says why
     merges: bool = False
+    lora: bool = False  # whether requests may name adapters
+    frame_interpolation: bool = False  # whether there is a network for it
+    samples: bool = False  # takes SamplingParams, in place of those of diffusion
+    voices: tuple[str, ...] = ()  # of a model that speaks; the first one speaks unless a request names another
+    languages: tuple[str, ...] = ()  # that a request may name
+    max_new_tokens: int | None = None  # of one sentence, or of the whole sound if it does not speak
+    extra: tuple[str, ...] = ()  # of the arguments, those that extra_args may hold, where that is known
     device: str = "cpu"
     dtype: str = "float32"
     parameters: int = 0

@@ -55,3 +55,20 @@ def tiny_checkpoint(run_dir: Path) -> Callable[..., Path]:
         return folder / name
 
     return get
+
+
+@pytest.fixture(scope="session")
+def tiny_lora(tiny_checkpoint: Callable[..., Path]) -> Callable[[str], Path]:
+    """`tiny_lora("flux-dev")`: a LoRA file for that tiny checkpoint, in diffusers' layout. Shared, as that is."""
+
+    def get(name: str) -> Path:
+        from polymux.testing.tiny import make_lora
+
+        checkpoint = tiny_checkpoint(name)
+        file = checkpoint.parent / f"{name}-lora" / "pytorch_lora_weights.safetensors"
+        with FileLock(checkpoint.parent / f"{name}-lora.lock"):
+            if not file.exists():
+                make_lora(name, checkpoint.parent)
+        return file
+
+    return get

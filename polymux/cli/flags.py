@@ -14,14 +14,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
 
-from polymux.config import Checked, field_type, groups_of, without_none
+from polymux.knobs import Checked, field_type, groups_of, knobs_of, without_none
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that takes no abbreviations and says what is wrong in one line."""
+    """An ArgumentParser that takes no abbreviations and no flag twice, and says what is wrong in one line."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
+        for name, action in _ONCE.items():
+            self.register("action", name, action)
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: error: {' '.join(message.split())}", file=sys.stderr)
@@ -44,8 +46,43 @@ class Parser(argparse.ArgumentParser):
         return next((flag for flag in flags if flag.startswith("--")), None)
 
 
+class _Once(argparse.Action):
+    """Beside an action: what a flag sets is set once. Of two values, one would be ignored."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if option_string is not None:
+            seen: dict[str, str] = namespace.__dict__.setdefault(_SEEN, {})
+            if self.dest in seen:
+                both = {seen[self.dest]: None, option_string: None}  # a set that keeps the order
+                parser.error(f"argument {' and '.join(both)}: given twice")
+            seen[self.dest] = option_string
+        super().__call__(parser, namespace, values, option_string)
+
+
+class _Store(_Once, argparse._StoreAction):
+    pass
+
+
+class _StoreTrue(_Once, argparse._StoreTrueAction):
+    pass
+
+
+class _StoreFalse(_Once, argparse._StoreFalseAction):
+    pass
+
+
+class _OnOrOff(_Once, argparse.BooleanOptionalAction):
+    pass
+
+
+_SEEN = "flags that were given"  # not a name that a flag could have
+_ONCE = {None: _Store, "store": _Store, "store_true": _StoreTrue, "store_false": _StoreFalse}
+
+
 def add_config(parser: argparse.ArgumentParser, config: type) -> None:
-    """All groups of knobs of `config`, in order."""
+    """All knobs of `config`, group by group: first its own, if it has any."""
+    if issubclass(config, Checked):
+        add_group(parser, config)
     for group in groups_of(config).values():
         add_group(parser, group)
 
@@ -64,10 +101,10 @@ def flag_of(f: dataclasses.Field[Any]) -> str:
     return flag or "--" + f.name.replace("_", "-")
 
 
-def given(namespace: argparse.Namespace, *groups: type) -> dict[str, Any]:
-    """The knobs of `groups` that were given on the command line, by name."""
-    names = {f.name for group in groups for f in dataclasses.fields(group)}
-    return {name: value for name, value in vars(namespace).items() if name in names}
+def given(namespace: argparse.Namespace, config: type) -> dict[str, Any]:
+    """The knobs of `config` that were given on the command line, by name."""
+    names = knobs_of(config)
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in vars(namespace).items() if name in names}
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -96,17 +133,20 @@ def _add(target: argparse._ArgumentGroup, f: dataclasses.Field[Any], kind: Any) 
         target.add_argument(flag, action="store_true", **shared)
         target.add_argument(f.metadata["off"], action="store_false", **shared | {"help": f"the opposite of {flag}"})
     elif kind is bool:
-        target.add_argument(flag, action=argparse.BooleanOptionalAction, **shared)
+        target.add_argument(flag, action=_OnOrOff, **shared)
     else:
         choices, metavar = f.metadata["choices"], f.metadata["metavar"]
         if choices is None and metavar is None:
             metavar = _METAVARS.get(kind, f.name.rpartition("_")[2].upper())
-        target.add_argument(flag, type=_CONVERTERS.get(kind, str), choices=choices, metavar=metavar, **shared)
+        several: dict[str, Any] = dict(nargs="+", action="extend") if kind == tuple[str, ...] else {}
+        target.add_argument(
+            flag, type=_CONVERTERS.get(kind, str), choices=choices, metavar=metavar, **shared, **several
+        )
 
 
 def _help(f: dataclasses.Field[Any]) -> str:
     text = str(f.metadata["help"]).replace("%", "%%")
-    shown = f.default is not dataclasses.MISSING and f.default is not None and not isinstance(f.default, bool)
+    shown = f.default not in (dataclasses.MISSING, None, ()) and not isinstance(f.default, bool)
     return f"{text} (default: {f.default})" if shown else text
 
 

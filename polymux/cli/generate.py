@@ -1,6 +1,7 @@
-"""`polymux generate`: pictures from one prompt, into files.
+"""`polymux generate`: pictures, videos or sound from one prompt, into files.
 
-Everything that can be wrong without knowing the model is refused before the model is loaded.
+Everything that can be wrong without knowing the model is refused before the model is loaded, and what depends on its
+kind too, where that can be told; the rest when it is loaded, before it computes.
 """
 
 from __future__ import annotations
@@ -11,24 +12,29 @@ import contextlib
 import dataclasses
 import re
 import sys
-from pathlib import Path
+from dataclasses import dataclass
 
-from PIL import Image
 from tqdm import tqdm
 
+from polymux import logs
 from polymux.cli.flags import add_config, given, json_object
-from polymux.config import EngineConfig, LimitsConfig, build, groups_of
+from polymux.cli.input_files import FLAGS, InputFile, media_for, read
+from polymux.cli.known_modality import known_modality
+from polymux.cli.output_files import Target, write
+from polymux.config import EngineConfig, LimitsConfig
 from polymux.errors import ConfigError, GenerationError, InvalidRequestError
-from polymux.media.image import ImageFormat, decode, encode, format_of
+from polymux.knobs import build
+from polymux.media.video import frames_for
 from polymux.omni import AsyncOmni
 from polymux.omni_output import OmniRequestOutput
 from polymux.prompts import OmniPrompt, request_of
-from polymux.request import Capabilities, OmniDiffusionSamplingParams, Request
+from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress, Request
 from polymux.validation import given_arguments, validate
 
-HELP = "generate pictures from a prompt, into files"
+HELP = "generate pictures, videos or sound from a prompt, into files"
 USAGE = "polymux generate --model MODEL --prompt TEXT [flags]"
 
+QUIET = "warning"  # what went wrong is one line, and that is the last one
 _REQUEST_ID = "cli"
 
 
@@ -36,12 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked = parser.add_argument_group("Generation", "what to make")
     add = asked.add_argument
     add("--prompt", required=True, metavar="TEXT")
-    add("-o", "--output", default="out.png", metavar="FILE", help=".png, .jpg, .jpeg or .webp (default: out.png); "
-        "several pictures become out-0.png, out-1.png, ...")  # fmt: skip
-    add("--image", action="append", default=[], metavar="FILE", help="input picture; may be given several times")
+    add("-o", "--output", metavar="FILE", help="default: out.png, out.mp4 or out.wav, by what the model makes; others: "
+        ".jpg .webp .webm .gif .flac .mp3 .opus .pcm; several become out-0.png, out-1.png, ...")  # fmt: skip
+    _add_media(asked)
     add("--size", type=_size, metavar="WxH", help="pixels (default: the model's own)")
-    add("--num-images", dest="num_outputs_per_prompt", type=int, default=1, metavar="N", help="picture i is the one "
-        "of seed + i (default: 1)")  # fmt: skip
+    add("--num-frames", type=int, metavar="N", help="of a video (default: the model's own)")
+    add("--fps", type=float, metavar="X", help="frames per second of a video; of the file alone, if the model is not "
+        "conditioned on it (default: the model's own)")  # fmt: skip
+    add("--seconds", "--audio-end-in-s", dest="seconds", type=float, metavar="X", help="of sound; of a video: as many "
+        "frames as are needed (default: the model's own)")  # fmt: skip
+    add("--num-images", "--num-outputs", dest="num_outputs_per_prompt", type=int, default=1, metavar="N", help="output "
+        "i is the one of seed + i (default: 1)")  # fmt: skip
     add("--seed", type=int, metavar="N", help="default: drawn, and printed")
     add("--steps", "--num-inference-steps", dest="num_inference_steps", type=int, metavar="N")
     add("--guidance-scale", type=float, metavar="X")
@@ -52,24 +63,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sigmas", type=_numbers, metavar="X,X,...", help="noise levels, one per step")
     add("--timesteps", type=_numbers, metavar="X,X,...", help="timesteps, one per step")
     add("--max-sequence-length", type=int, metavar="N", help="tokens of the prompt")
+    _add_interpolation(asked)
     add("--extra-args", type=json_object, default={}, metavar="JSON", help="further arguments of the model's pipeline")
     add_config(parser, EngineConfig)
 
 
+def _add_media(asked: argparse._ArgumentGroup) -> None:
+    for name, text in FLAGS.items():
+        asked.add_argument(f"--{name.replace('_', '-')}", action="append", default=[], metavar="FILE", help=text)
+    asked.add_argument("--media", action="append", default=[], type=_named, metavar="NAME=FILE", help="input for the "
+        "argument of the model's pipeline that has this name; may be given several times")  # fmt: skip
+
+
+def _add_interpolation(asked: argparse._ArgumentGroup) -> None:
+    add = asked.add_argument
+    add("--enable-frame-interpolation", action="store_true", help="put frames between the frames of a video; needs "
+        "--frame-interpolation-model-path")  # fmt: skip
+    add("--frame-interpolation-exp", type=int, default=1, metavar="N", help="n frames become (n - 1) * 2^N + 1, at 2^N "
+        "times the rate (default: 1)")  # fmt: skip
+    add("--frame-interpolation-scale", type=float, default=1.0, metavar="X", help="of the frames, where motion is "
+        "estimated: 0.25, 0.5, 1, 2 or 4 (default: 1)")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the command line asks for."""
+
+    config: EngineConfig
+    prompt: str
+    files: list[InputFile]
+    params: OmniDiffusionSamplingParams
+    target: Target
+
+    def for_model(self, can: Capabilities) -> tuple[OmniPrompt, OmniDiffusionSamplingParams]:
+        """In the words of the loaded model. Raises InvalidRequestError."""
+        self.target.check(can.modality, self.config.model.model)
+        if can.modality == "video":
+            self.target.check_fps(self.fps(can.fps))
+        prompt: OmniPrompt = {"prompt": self.prompt}
+        if self.files:
+            prompt["multi_modal_data"] = dict(media_for(self.files, can))
+        return prompt, _params_for(self.params, can)
+
+    def fps(self, own: float | None) -> float | None:
+        """Of the file; `own` is how many the model makes of itself."""
+        made = self.params.fps or own
+        return None if made is None else made * self.params.frame_factor
+
+
 def run(arguments: argparse.Namespace) -> int:
-    values = given(arguments, *groups_of(EngineConfig).values())
+    values = given(arguments, EngineConfig)
     if "model" not in values:
         raise ConfigError("no model is given: name one, for example: --model demo")
-    config = build(EngineConfig, values)
-    target, format = Path(arguments.output), format_of(arguments.output)
-    if target.is_dir():
-        raise ConfigError(f"{str(target)!r} is a folder", param="output")
-    if not target.parent.is_dir():
-        raise ConfigError(f"there is no folder {str(target.parent)!r}", param="output")
-    prompt, params = _prompt(arguments, config.limits), sampling_params(arguments)
-    check_without_model(request_of(prompt, params, _REQUEST_ID), config.limits)
-    output = asyncio.run(_generate(config, prompt, params))
-    _write(output, target, format)
+    config = build(EngineConfig, {"log_level": QUIET} | values)
+    logs.configure(config.log)
+    target, params = Target.of(arguments.output), sampling_params(arguments)
+    check_without_model(request_of(arguments.prompt, params, _REQUEST_ID), config)
+    if params.seconds is not None and params.num_frames is not None:
+        raise InvalidRequestError("it says the same as --num-frames: give one of them", param="seconds")
+    modality = known_modality(config.model)
+    if modality is not None:
+        target.check(modality, config.model.model)
+    if modality == "video" and params.fps is not None:
+        target.check_fps(params.fps * params.frame_factor)
+    task = Task(config, arguments.prompt, _files(arguments, config.limits), params, target)
+    output, fps = asyncio.run(_generate(task))
+    for path in write(output, target, fps):
+        print(path)
+    print(f"seed: {', '.join(str(seed) for seed in output.seeds)}", file=sys.stderr)
     return 0
 
 
@@ -81,60 +142,53 @@ def sampling_params(arguments: argparse.Namespace) -> OmniDiffusionSamplingParam
     return OmniDiffusionSamplingParams(width=width, height=height, **values)
 
 
-def check_without_model(request: Request, limits: LimitsConfig) -> None:
+def check_without_model(request: Request, config: EngineConfig) -> None:
     """Raises InvalidRequestError for what no model could take. Which arguments the model takes is not known yet."""
-    arguments = tuple(given_arguments(request))
-    media = {name: len(items) for name, items in request.media.items()}
     takes_all = Capabilities(
-        family=None, pipeline="the pipeline", modality="image", arguments=arguments, required=(), media=media
+        family=None,
+        pipeline="the pipeline",
+        modality="video" if request.params.enable_frame_interpolation else "image",
+        arguments=tuple(given_arguments(request)),
+        required=(),
+        media={},
+        frame_interpolation=config.model.frame_interpolation_model_path is not None,
     )
-    validate(request, takes_all, limits)
+    validate(request, takes_all, config.limits)
 
 
-def _prompt(arguments: argparse.Namespace, limits: LimitsConfig) -> OmniPrompt:
-    prompt: OmniPrompt = {"prompt": arguments.prompt}
-    if arguments.image:
-        pictures = [_read(path, limits.max_generated_image_size) for path in arguments.image]
-        prompt["multi_modal_data"] = {"image": pictures}
-    return prompt
+def _files(arguments: argparse.Namespace, limits: LimitsConfig) -> list[InputFile]:
+    files = [read(name, path, limits) for name in FLAGS for path in getattr(arguments, name)]
+    return files + [read(name, path, limits, exact=True) for name, path in arguments.media]
 
 
-def _read(path: str, max_pixels: int) -> Image.Image:
-    try:
-        return decode(Path(path).read_bytes(), max_pixels=max_pixels)
-    except OSError as error:
-        raise InvalidRequestError(f"{path}: {error.strerror}", param="image") from None
-    except InvalidRequestError as error:
-        raise InvalidRequestError(f"{path}: {error.message}", param="image") from None
+def _params_for(params: OmniDiffusionSamplingParams, can: Capabilities) -> OmniDiffusionSamplingParams:
+    """Seconds of a video become frames; frames per second that the model knows nothing of are for the file alone."""
+    fps = params.fps or can.fps
+    if params.fps is not None and can.modality == "video" and "fps" not in can.arguments:
+        params = dataclasses.replace(params, fps=None)
+    if params.seconds is not None and can.modality == "video":
+        if fps is None:
+            raise InvalidRequestError("the model does not say how many frames per second it makes", param="fps")
+        frames = frames_for(params.seconds, fps, can.frames_multiple)
+        params = dataclasses.replace(params, seconds=None, num_frames=frames)
+    return params
 
 
-async def _generate(config: EngineConfig, prompt: OmniPrompt, params: OmniDiffusionSamplingParams) -> OmniRequestOutput:
-    async with AsyncOmni.from_config(config) as omni:
-        if omni.capabilities is not None and omni.capabilities.modality != "image":
-            raise InvalidRequestError(f"{config.model.model} makes {omni.capabilities.modality}, not pictures")
+async def _generate(task: Task) -> tuple[OmniRequestOutput, float | None]:
+    """The output, and the frames per second of its videos."""
+    async with AsyncOmni.from_config(task.config) as omni:
+        assert omni.capabilities is not None  # it is ready
+        prompt, params = task.for_model(omni.capabilities)
         with tqdm(desc="denoise", unit="step", file=sys.stderr) as bar:
             async with contextlib.aclosing(omni.generate(prompt, params, request_id=_REQUEST_ID)) as events:
                 async for event in events:
                     if isinstance(event, OmniRequestOutput):
                         bar.update((bar.total or bar.n) - bar.n)  # the last step is reported as the output
-                        return event
-                    if event.phase == "denoise":
+                        return event, task.fps(omni.capabilities.fps)
+                    if isinstance(event, Progress) and event.phase == "denoise":
                         bar.total = event.total or None
                         bar.update(event.step - bar.n)
     raise GenerationError("the generation ended without an output")
-
-
-def _write(output: OmniRequestOutput, target: Path, format: ImageFormat) -> None:
-    several = len(output.images) > 1
-    for i, image in enumerate(output.images):
-        path = target.with_stem(f"{target.stem}-{i}") if several else target
-        assert isinstance(image, Image.Image)
-        try:
-            path.write_bytes(encode(image, format))
-        except OSError as error:
-            raise GenerationError(f"{path} cannot be written: {error.strerror}") from None
-        print(path)
-    print(f"seed: {', '.join(str(seed) for seed in output.seeds)}", file=sys.stderr)
 
 
 def _size(text: str) -> tuple[int, int]:
@@ -142,6 +196,13 @@ def _size(text: str) -> tuple[int, int]:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} must be WIDTHxHEIGHT in pixels, such as 512x512")
     return int(match[1]), int(match[2])
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, path = text.partition("=")
+    if not (name.isidentifier() and equals and path):
+        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=FILE, such as image=cat.png")
+    return name, path
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
-from polymux.families import all_families
+from polymux.families import all_families, all_generate_families
 from polymux.families.base import Family, Padding
+from polymux.families.generate import GenerateFamily
 from polymux.request import Modality
 
 HELP = "list the families of models that are known, and what each supports"
@@ -36,6 +37,18 @@ What stands under *merged* is proven by `tests/parity`: in company, every family
 
 A pipeline of diffusers that is not listed runs too, with its requests interleaved call by call, none merged."""
 
+_PREVIEWS = "\nPictures can be seen on the way (`partial_images`) with every family of pictures{exceptions}."
+
+_SOUNDING_HEADINGS = ("family", "models of transformers", "tasks", "fields", "beside it", "not merged, because")
+_SOUNDING = """
+## Speech and music by transformers
+
+Each sentence runs the model's own `generate`, or its forward, as a coroutine: requests are interleaved call by call,
+none merged. *Fields* are those of `SamplingParams` that it takes, beside `seed`. *Beside it* is the class of a vocoder
+or codec that is a model of its own (`--vocoder`). Other models of transformers are refused. See
+[speech.md](speech.md).
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
@@ -45,15 +58,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     families = sorted(all_families(), key=lambda family: family.name)
-    lines = _markdown(families) if arguments.markdown else _text(families, with_pipelines=arguments.pipelines)
+    sounding = sorted(all_generate_families(), key=lambda family: family.name)
+    if arguments.markdown:
+        lines = _markdown(families, sounding)
+    else:
+        lines = _text(families, sounding, with_pipelines=arguments.pipelines)
     print("\n".join(lines))
     return 0
 
 
-def _text(families: Sequence[Family], with_pipelines: bool) -> Iterator[str]:
-    rows = [_HEADINGS, *((f.name, f.modality, ", ".join(f.tasks), _merged(f), _reason(f)) for f in families)]
+def _text(families: Sequence[Family], sounding: Sequence[GenerateFamily], with_pipelines: bool) -> Iterator[str]:
+    every: list[Family | GenerateFamily] = [*families, *sounding]
+    rows = [_HEADINGS, *((f.name, f.modality, ", ".join(f.tasks), _merged(f), _reason(f)) for f in every)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    pipelines: list[tuple[str, ...]] = [(), *(family.pipelines for family in families)]
+    pipelines: list[tuple[str, ...]] = [(), *(f.pipelines for f in families), *(f.models for f in sounding)]
     for row, names in zip(rows, pipelines, strict=True):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         if with_pipelines:
@@ -61,8 +79,10 @@ def _text(families: Sequence[Family], with_pipelines: bool) -> Iterator[str]:
     yield "\nAny other diffusers pipeline runs too, its requests interleaved, not merged."
 
 
-def _markdown(families: Sequence[Family]) -> Iterator[str]:
+def _markdown(families: Sequence[Family], sounding: Sequence[GenerateFamily]) -> Iterator[str]:
     yield _INTRODUCTION
+    blind = [f"`{f.name}` ({f.no_previews})" for f in families if f.modality == "image" and f.no_previews]
+    yield _PREVIEWS.format(exceptions=f" but {', '.join(blind)}" if blind else "")
     for modality, title in _SECTIONS.items():
         yield f"\n## {title}\n"
         yield _row(_MARKDOWN_HEADINGS)
@@ -73,17 +93,25 @@ def _markdown(families: Sequence[Family]) -> Iterator[str]:
                 needs = ", ".join(f"`{name}`" + (f" (1 to {most})" if most > 1 else "") for name, most in f.media)
                 padded = "<br>".join(map(_padded, f.padding))
                 yield _row((f"`{f.name}`", names, ", ".join(f.tasks), needs, _merged(f), _reason(f), padded))
+    yield _SOUNDING
+    yield _row(_SOUNDING_HEADINGS)
+    yield "|---" * len(_SOUNDING_HEADINGS) + "|"
+    for g in sounding:
+        names = "<br>".join(f"`{name}`" for name in g.models)
+        fields = ", ".join(f"`{name}`" for name in g.arguments)
+        beside = f"`{g.beside[0]}`" if g.beside is not None else ""
+        yield _row((f"`{g.name}`", names, ", ".join(g.tasks), fields, beside, g.unmerged_because))
 
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _merged(family: Family) -> str:
+def _merged(family: Family | GenerateFamily) -> str:
     return ", ".join(role for role in _ROLES if role in family.merge) or "-"
 
 
-def _reason(family: Family) -> str:
+def _reason(family: Family | GenerateFamily) -> str:
     return family.unmerged_because or ""
 
 

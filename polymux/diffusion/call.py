@@ -15,6 +15,7 @@ import torch
 
 from polymux.diffusion.random_state import RandomState
 from polymux.diffusion.timing import Seconds
+from polymux.diffusion.tuned import AdapterSet
 from polymux.errors import GenerationError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class CallOwner:
     """Whoever makes calls and is resumed with their results: a session."""
 
     request_id: str
+    company: str = "outputs"  # its calls run together with those of owners in the same company only
     failure: BaseException | None = None  # what a call of its raised
     random: RandomState  # of the default generators; a component that draws from them draws from the caller's
 
@@ -39,6 +41,22 @@ class CallOwner:
         raise NotImplementedError
 
 
+class Tap:
+    """Looks on at the calls of a session, and may answer them."""
+
+    company = CallOwner.company
+
+    def attach(self, pipeline: Any) -> None:
+        """Before the session begins; `pipeline` is its own copy."""
+
+    def answer(self, call: Call) -> tuple[Any] | None:
+        """The result in place of a run of `call`, in a tuple of one; None: it is to be run."""
+        return None
+
+    def note(self, call: Call, result: Any) -> None:
+        """`call` has returned `result` to the pipeline; its tensors may still be deferred."""
+
+
 @dataclass(eq=False)
 class Call:
     """One call of one component by one session."""
@@ -49,10 +67,13 @@ class Call:
     arguments: dict[str, Any]  # by parameter name; var-keyword arguments are flattened into it
     state: TorchState
     weights: torch.dtype | None = None  # what the component's weights were cast to when it was called
+    adapters: AdapterSet = ()  # of the component, switched on for this call
+    branch: str | None = None  # of guidance, as the pipeline has named it
     order: int = 0  # position in the engine's queue
     done: bool = False
     result: Any = None
     error: BaseException | None = None
+    drew: bool = False  # random numbers, when it ran alone
     versions: list[tuple[torch.Tensor, int]] = field(default_factory=list)
 
     @property

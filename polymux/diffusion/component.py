@@ -18,6 +18,7 @@ from greenlet import getcurrent
 
 from polymux.diffusion.call import Phase
 from polymux.diffusion.precision import Weights
+from polymux.diffusion.tuned import TunedLayers
 from polymux.errors import ConfigError
 
 Role = Literal["encoder", "denoiser", "decoder"]
@@ -49,6 +50,8 @@ class SessionGreenlet:
     """Marker base: the coroutine of a session carries the handler for its calls."""
 
     handler: Handler
+    branch: str | None = None  # of guidance, that its pipeline computes now
+    resets: int = 0  # times that its pipeline has said that what was remembered of its steps is over
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Component:
     def __init__(self, name: str, module: torch.nn.Module, role: Role) -> None:
         self.name, self.module, self.role = name, module, role
         self.weights = Weights(module)
+        self.tuned = TunedLayers(module)
         self.main = _main_methods(module, role)
         self.entries = {path: _entry(owner, path.rpartition(".")[2]) for path, owner in self._paths()}
         self.patch_area = _patch_area(module)
@@ -108,6 +112,14 @@ class Component:
     def attach(self) -> None:
         for path, entry in self.entries.items():
             entry.owner.__dict__[entry.name] = Interceptor(self, path, entry)
+
+    def retune(self) -> None:
+        """Layers of adapters have come or gone: they stand in the place of layers whose calls are captured."""
+        self.detach()
+        self.weights.relearn()
+        self.tuned.refresh()
+        self.entries = {path: _entry(owner, path.rpartition(".")[2]) for path, owner in self._paths()}
+        self.attach()
 
     def detach(self) -> None:
         """Put back what was there. Once it is detached, a component does nothing more."""

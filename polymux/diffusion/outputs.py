@@ -1,11 +1,13 @@
-"""From a pipeline's result to media.
+"""From a pipeline's result to what it holds: the pictures, frames or sounds of one output, still where they were made.
 
-Pipelines return pictures as PIL or arrays, video as arrays (batch, frames, height, width, channels), sound as
-(batch, channels, samples). A session makes one output, so the batch axis goes.
+Pipelines return pictures as PIL or arrays, video as arrays (batch, frames, height, width, channels) or tensors (batch,
+frames, channels, height, width), sound as (batch, channels, samples). A session makes one output, so the batch axis
+goes. How the values reach the host is not known here, see `polymux.diffusion.host_copy`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,21 +16,47 @@ from PIL import Image
 
 from polymux.diffusion.pipeline_call import OUTPUTS
 from polymux.errors import GenerationError, NonFiniteOutputError
+from polymux.interpolation.frames import Smoothing
 from polymux.media.wire import to_wire
 from polymux.request import Media, Modality
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def media_of(result: Any, modality: Modality, as_pictures: bool) -> list[Media]:
-    """The media of one output. `as_pictures`: eight bits per channel, as files have them, in place of floats."""
-    main = _pick(result, modality)
-    media = [_medium(item, modality, as_pictures) for item in _unbatched(main)]
-    if modality == "video":
-        sound = _attribute(result, OUTPUTS["audio"])
-        if sound is not None:
-            media += [_medium(item, "audio", False) for item in _unbatched(sound)]
-    return media
+@dataclass(frozen=True)
+class RawOutput:
+    """What one session made. `frames`: `main` is one video, with eight bits per channel wanted of it; its axes are
+    (frames, height, width, channels), or with `channels_first` (frames, channels, height, width). `smoothing`: frames
+    are to be put between those of the video."""
+
+    main: list[Any]
+    sound: list[Any]
+    frames: bool = False
+    channels_first: bool = False
+    smoothing: Smoothing | None = None
+
+
+def raw_output(result: Any, modality: Modality, as_pictures: bool, tensors: bool = False) -> RawOutput:
+    """Sort a pipeline's result. Touches no values, and waits for no device. `as_pictures`: eight bits per channel, as
+    files have them, in place of floats. `tensors`: the pipeline was asked for such."""
+    main = _unbatched(_pick(result, modality))
+    sound = _attribute(result, OUTPUTS["audio"]) if modality == "video" else None
+    channels_first = tensors and all(isinstance(item, torch.Tensor) for item in main)
+    frames = modality == "video" and as_pictures
+    return RawOutput(main, [] if sound is None else _unbatched(sound), frames, channels_first)
+
+
+def media_of(raw: RawOutput) -> list[Media]:
+    """The media of an output, all at once."""
+    return [to_wire(item if isinstance(item, Image.Image) else finite_array(item)) for item in [*raw.main, *raw.sound]]
+
+
+def finite_array(item: Any) -> Array:
+    """A tensor or an array on the host, half precision as float32. Raises NonFiniteOutputError."""
+    array = item.detach().float().cpu().numpy() if isinstance(item, torch.Tensor) else np.asarray(item)
+    if not np.isfinite(array).all():
+        raise NonFiniteOutputError("the model produced NaN or infinity in its output")
+    return array
 
 
 def _pick(result: Any, modality: Modality) -> Any:
@@ -53,31 +81,3 @@ def _unbatched(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return list(value)
     return [value[i] for i in range(value.shape[0])] if value.shape[0] == 1 else [value]
-
-
-def _medium(item: Any, modality: Modality, as_pictures: bool) -> Media:
-    if isinstance(item, Image.Image):
-        return to_wire(item)
-    array = _array(item)
-    if not np.isfinite(array).all():
-        raise NonFiniteOutputError("the model produced NaN or infinity in its output")
-    if modality == "video" and as_pictures and array.dtype != np.uint8:
-        array = (array * 255).round().clip(0, 255).astype(np.uint8)
-    return to_wire(array)
-
-
-def _array(item: Any) -> Array:
-    if isinstance(item, torch.Tensor):
-        return item.detach().float().cpu().numpy()
-    return np.asarray(item)
-
-
-def sample_rate_of(pipeline: Any) -> int | None:
-    """Samples per second of the pipeline's sound, from the config of the component that makes it."""
-    for name in ("vocoder", "audio_vae", "vae"):
-        config = getattr(pipeline.components.get(name), "config", None)
-        for key in ("output_sampling_rate", "sampling_rate", "sample_rate"):
-            rate = getattr(config, key, None)
-            if isinstance(rate, int):
-                return rate
-    return None

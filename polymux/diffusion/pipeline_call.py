@@ -5,17 +5,21 @@ Knows how diffusers' pipelines, classic and modular, name their arguments; knows
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from PIL import Image
+from diffusers.loaders.lora_base import LoraBaseMixin
 
+from polymux.diffusion.media_arguments import RATES, SOUNDS, media_arguments
+from polymux.diffusion.preview import no_previews
+from polymux.diffusion.rates import UNKNOWN_SOUND, SoundShape, fps_of
 from polymux.errors import InvalidRequestError
 from polymux.families import family_of
 from polymux.families.base import UNKNOWN, Family
-from polymux.media.wire import from_wire
 from polymux.request import Capabilities, Modality, OmniDiffusionSamplingParams, Request
 
 # Sampling fields and the names under which pipelines take them, in order of preference.
@@ -24,6 +28,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "width": ("width",),
     "num_frames": ("num_frames",),
     "fps": ("fps", "frame_rate"),
+    "seconds": ("seconds", "audio_end_in_s", "audio_duration", "audio_duration_s"),
     "num_inference_steps": ("num_inference_steps",),
     "guidance_scale": ("guidance_scale",),
     "guidance_scale_2": ("guidance_scale_2",),
@@ -49,10 +54,20 @@ MEDIA: dict[str, int] = {
     "mask": 1,
     "audio": 1,
     "conditioning_image": 1,
-}
+} | dict.fromkeys(SOUNDS, 1)
 
 # Set by the engine, or of a kind that a request cannot carry (tensors, functions).
-OWN = {"generator", "output_type", "return_dict", "output", "state", "latents", "audio_latents"}
+OWN = {
+    "generator",
+    "output_type",
+    "return_dict",
+    "output",
+    "state",
+    "latents",
+    "audio_latents",
+    "attention_mask",  # of prompt_embeds
+    *RATES.values(),
+}
 OWN_ENDINGS = ("_embeds", "_embeds_mask", "_embeddings", "_attention_mask", "_latents", "_kwargs", "_per_prompt")
 OWN_BEGINNINGS = (
     "callback",
@@ -63,12 +78,17 @@ OWN_BEGINNINGS = (
     "pooled_prompt",
     "negative_pooled",
 )
+REPLAY_STEPS = 2  # some pipelines give a single step another meaning
+
 OUTPUTS: dict[Modality, tuple[str, ...]] = {
     "image": ("images", "image"),
     "video": ("frames", "videos", "video"),
     "audio": ("audios", "audio"),
     "text": ("text",),
 }
+
+
+SHAPES = ("height", "width", "num_frames")  # whose defaults are told
 
 
 @dataclass(frozen=True)
@@ -79,6 +99,7 @@ class CallShape:
     required: tuple[str, ...]
     modular: bool
     results: tuple[str, ...] = ()  # modular: the names of the wanted outputs
+    defaults: dict[str, int] = dataclasses.field(default_factory=dict)  # that are integers
 
     @classmethod
     def of(cls, pipeline: Any, modality: Modality) -> CallShape:
@@ -89,26 +110,32 @@ class CallShape:
             wanted = OUTPUTS[modality] + (OUTPUTS["audio"] if modality == "video" else ())
             made = {p.name for p in blocks.intermediate_outputs}  # by a block, for a later one
             required = tuple(p.name for p in inputs if p.required and p.name not in made)
-            return cls(tuple(p.name for p in inputs), required, True, tuple(n for n in wanted if n in names))
+            results = tuple(n for n in wanted if n in names)
+            defaults = _integers((p.name, p.default) for p in inputs)
+            return cls(tuple(p.name for p in inputs), required, True, results, defaults)
         parameters = inspect.signature(type(pipeline).__call__).parameters.values()
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
         # Pipelines give None as the default of what they cannot do without.
         required = tuple(p.name for p in named if p.default is inspect.Parameter.empty)
-        return cls(tuple(p.name for p in named), required, False)
+        defaults = _integers((p.name, p.default) for p in named)
+        return cls(tuple(p.name for p in named), required, False, defaults=defaults)
 
     def takes(self, name: str) -> bool:
         return name in self.accepted
 
 
+def _integers(defaults: Iterable[tuple[str, Any]]) -> dict[str, int]:
+    return {name: value for name, value in defaults if type(value) is int}
+
+
 def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
     """What the loaded pipeline can do."""
     modules = [m for m in pipeline.components.values() if isinstance(m, torch.nn.Module)]
-    refused = {}
-    for argument, component, flag in family.refused:
-        part = pipeline.components.get(component)
-        if part is not None and not part.config.get(flag):
-            refused[argument] = f"this checkpoint's {component} has no {flag}"
+    refused = _refused(pipeline, family, shape)
     media = {n: MEDIA[n] for n in shape.accepted if n in MEDIA} | dict(family.media + family.optional_media)
+    media = {name: most for name, most in media.items() if name not in refused}
+    there = {name for name, part in pipeline.components.items() if part is not None}
+    needed = [n for n, component, flag in family.needed if component in there and _holds(pipeline, component, flag)]
     prompt = ("prompt",) if shape.takes("prompt") and not family.prompt_optional else ()
     requests = {field for field, names in FIELDS.items() if any(shape.takes(n) for n in names)}
     others = [
@@ -121,17 +148,61 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         pipeline=type(pipeline).__name__,
         modality=family.modality,
         arguments=tuple(sorted({*requests, *others, *(["output_type"] if shape.takes("output_type") else [])})),
-        required=tuple(sorted({*shape.required, *prompt, *(n for n, _ in family.media)})),
+        required=tuple(sorted({*shape.required, *prompt, *needed, *(n for n, _ in family.media)})),
         media=media,
         size_multiple=family.size_multiple or _size_multiple(pipeline),
         min_inference_steps=_min_steps(pipeline),
         frames_multiple=family.frames_multiple,
+        max_seconds=getattr(pipeline, family.longest) if family.longest is not None else None,
+        defaults={name: value for name, value in shape.defaults.items() if name in SHAPES},
+        fps=fps_of(pipeline, family),
+        sample_rate=SoundShape.of(pipeline).sample_rate,
         refused=refused,
+        previews="partial_images" not in refused,
+        alpha=family.alpha,
+        picture_sized=family.picture_sized,
+        picture_mark=family.picture_mark,
+        variations=family.variations,
         merges="denoiser" in family.merge,
+        lora=isinstance(pipeline, LoraBaseMixin),
         device=str(next((p.device for m in modules for p in m.parameters()), "cpu")),
         dtype=str(next((p.dtype for m in modules for p in m.parameters()), "")).removeprefix("torch."),
         parameters=sum(p.numel() for m in modules for p in m.parameters()),
     )
+
+
+def _refused(pipeline: Any, family: Family, shape: CallShape) -> dict[str, str]:
+    """What this checkpoint would ignore, or cannot do, although its pipeline takes it, and why."""
+    refused = {}
+    for argument, component, flag in family.refused:
+        if not _holds(pipeline, component, flag):
+            refused[argument] = f"this checkpoint{_lack(component, flag)}"
+    # Such pipelines hand eta on to schedulers that take it, and drop it without a word where they do not.
+    step = getattr(pipeline.components.get("scheduler"), "step", None)
+    names = () if step is None else inspect.signature(step).parameters
+    if shape.takes("eta") and hasattr(pipeline, "prepare_extra_step_kwargs") and "eta" not in names:
+        refused["eta"] = "this checkpoint's scheduler takes none"
+    hindrance = no_previews(pipeline, family)
+    if hindrance is not None:
+        refused["partial_images"] = hindrance
+    return refused
+
+
+def _holds(pipeline: Any, component: str, condition: str) -> bool:
+    """Whether a component's config has one of the flags of a condition, as `Family.refused` writes it."""
+    part = pipeline if component == "" else pipeline.components.get(component)
+    if part is None or condition == "":
+        return part is not None or condition != ""  # what is not there ignores nothing
+    flags = condition.split(" or ")
+    return any(bool(part.config.get(flag.removeprefix("not "))) != flag.startswith("not ") for flag in flags)
+
+
+def _lack(component: str, condition: str) -> str:
+    """A condition that does not hold, in words."""
+    if condition == "":
+        return f" has no {component}"
+    flags = [flag.removeprefix("not ") if "not " in flag else f"no {flag}" for flag in condition.split(" or ")]
+    return f"'s {component or 'pipeline'} has {', but '.join(flags)}"
 
 
 def _min_steps(pipeline: Any) -> int:
@@ -161,8 +232,10 @@ def declared_family(pipeline: Any) -> Family:
     return replace(UNKNOWN, modality="video" if {"num_frames", "video"} & {*accepted} else sound)
 
 
-def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[str, Any]:
-    """The pipeline's keyword arguments, without generator."""
+def call_arguments(
+    request: Request, shape: CallShape, family: Family, sound: SoundShape = UNKNOWN_SOUND
+) -> dict[str, Any]:
+    """The pipeline's keyword arguments, without generator. `sound`: what the pipeline takes."""
     params = request.params
     values: dict[str, Any] = {}
     if request.prompt is not None:
@@ -177,9 +250,7 @@ def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[s
             values[name] = list(value) if isinstance(value, tuple) else value
     if family.area is not None and params.height is not None and params.width is not None:
         values[family.area] = params.height * params.width
-    for name, items in request.media.items():
-        media = [_picture(from_wire(item), name, family) for item in items]
-        values[name] = media[0] if len(media) == 1 and not name.endswith("s") else media  # images, reference_images
+    values |= media_arguments(request.media, family, sound)
     for name, value in params.extra_args.items():
         if name in values:
             raise InvalidRequestError(f"extra_args.{name} is also given as a field of its own", param=name)
@@ -191,8 +262,12 @@ def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[s
                     f"{argument} acts only together with {companion}, which is missing", param=companion
                 )
             values[companion] = default
+    for argument, ruler in family.overruled:
+        if argument in values and ruler in values:
+            field = next((field for field, names in FIELDS.items() if argument in names), argument)
+            raise InvalidRequestError(f"{field} cannot be combined with {ruler}, which decides it", param=field)
     _refuse_unknown(values, shape)
-    output = _output_type(params, family.modality)
+    output = _output_type(params, family)
     if shape.takes("output_type"):
         values["output_type"] = output
     elif params.output_type != "pil":
@@ -204,21 +279,27 @@ def call_arguments(request: Request, shape: CallShape, family: Family) -> dict[s
     return values
 
 
-def _picture(medium: Any, name: str, family: Family) -> Any:
-    """Pictures in the mode that pipelines expect; other media as they are."""
-    if not isinstance(medium, Image.Image):
-        return medium
-    return medium.convert("L" if "mask" in name else "RGBA" if family.alpha else "RGB")
+def replay_arguments(arguments: dict[str, Any], shape: CallShape) -> dict[str, Any]:
+    """The arguments for a call whose results do not matter until its last step: as few steps as will do, a picture."""
+    changes: dict[str, Any] = {"output_type": "pil"} if shape.takes("output_type") else {}
+    if shape.takes("num_inference_steps") and not shape.takes("strength"):  # which leaves out a share of the steps
+        schedules = {n: arguments[n][-REPLAY_STEPS:] for n in ("sigmas", "timesteps") if arguments.get(n) is not None}
+        changes |= schedules
+        changes["num_inference_steps"] = min([REPLAY_STEPS, *map(len, schedules.values())])
+    return arguments | changes
 
 
-def _output_type(params: OmniDiffusionSamplingParams, modality: Modality) -> str:
-    return "np" if params.output_type == "pil" and modality != "image" else params.output_type
+def _output_type(params: OmniDiffusionSamplingParams, family: Family) -> str:
+    if params.output_type != "pil" or family.modality == "image":
+        return params.output_type
+    # As tensors, frames stay on the device until they are bytes. What a pipeline of no family means by it is unknown.
+    return "pt" if family.modality == "video" and family.pipelines else "np"
 
 
 def _refuse_unknown(values: dict[str, Any], shape: CallShape) -> None:
     allowed = [n for n in shape.accepted if is_for_requests(n)]
     for name in values:
-        if name not in allowed:
+        if name not in allowed and name not in RATES.values():
             raise InvalidRequestError(
                 f"{name}={values[name]!r}: this pipeline takes no {name}; it takes {', '.join(sorted(allowed))}",
                 param=name,

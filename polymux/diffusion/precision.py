@@ -15,12 +15,16 @@ class Weights:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
-        self.loaded = {name: tensor.dtype for name, tensor in _floating(module)}
+        self.relearn()
         # A parameter stays the same object when it is cast. Of several types one that is not kept in full precision
         # tells most.
         parameters = [p for p in module.parameters() if p.is_floating_point()]
         self.probe = next((p for p in parameters if p.dtype != torch.float32), next(iter(parameters), None))
         self.probe_dtype = None if self.probe is None else self.probe.dtype
+
+    def relearn(self) -> None:
+        """Tensors have come or gone, while nothing is cast."""
+        self.loaded = {name: tensor.dtype for name, tensor in _floating(self.module)}
 
     @property
     def cast_to(self) -> torch.dtype | None:

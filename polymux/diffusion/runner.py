@@ -17,6 +17,8 @@ from accelerate.utils.memory import should_reduce_batch_size
 from polymux.diffusion.call import Call
 from polymux.diffusion.merging import Merger, NotMergeable
 from polymux.diffusion.random_state import RandomState
+from polymux.diffusion.run_log import RunLog
+from polymux.diffusion.step_cache import StepCache
 from polymux.diffusion.timing import Stopwatch
 from polymux.diffusion.tracebacks import drop_frames
 from polymux.errors import GenerationError, OutOfMemoryError
@@ -45,11 +47,21 @@ class InPlace:
 class Runner:
     """Executes calls and counts them. `unmergeable` names the components that proved so."""
 
-    def __init__(self, merger: Merger, device: torch.device, weights: Weights | None = None) -> None:
+    def __init__(
+        self,
+        merger: Merger,
+        device: torch.device,
+        weights: Weights | None = None,
+        step_cache: StepCache | None = None,
+    ) -> None:
         self.merger, self.device, self.weights = merger, device, weights or InPlace()
+        self.step_cache = step_cache or StepCache()
         self.unmergeable: set[str] = set()
-        self.runs: dict[str, int] = {}  # calls that ran, by component
-        self.answered: dict[str, int] = {}  # sessions' calls that these answered, by component
+        self.log = RunLog()
+
+    def may_merge(self, name: str) -> bool:
+        """Whether calls of the component of this name may run as one."""
+        return name not in self.unmergeable and name not in self.step_cache
 
     def execute(self, calls: Sequence[Call]) -> None:
         """Run all calls; afterwards each has a result or an error."""
@@ -99,7 +111,7 @@ class Runner:
                 call.fail(OutOfMemoryError(f"{name}: this request alone does not fit in memory: {error}"))
                 self._free()
             else:
-                log.warning("%s failed with %s\n%s", name, type(error).__name__, where)
+                log.info("%s failed with %s\n%s", name, type(error).__name__, where)
                 call.fail(error)
 
     def _run(self, calls: Sequence[Call], arguments: dict[str, Any]) -> Any:
@@ -110,8 +122,9 @@ class Runner:
         before, outside = head.owner.random, RandomState.now(self.device)
         before.apply()
         head.component.weights.cast(head.weights)
+        head.component.tuned.activate(head.adapters)
         try:
-            with head.state.active(self.device.type):
+            with head.state.active(self.device.type), self.step_cache.active(head):
                 result = head.component.run(head.method, arguments)
         finally:
             after = RandomState.now(self.device)
@@ -119,14 +132,13 @@ class Runner:
             head.component.weights.cast(None)
             self.weights.after(name)
         if len(calls) == 1:
-            head.owner.random = after
+            head.owner.random, head.drew = after, not after.equals(before)
         elif not after.equals(before):
             raise NotMergeable("it draws random numbers, which are each request's own")
         seconds = watch.stop()
-        for call in calls:
-            call.owner.spent(call, seconds)
-        self.runs[name] = self.runs.get(name, 0) + 1
-        self.answered[name] = self.answered.get(name, 0) + len(calls)
+        for owner, call in {call.owner: call for call in calls}.items():  # once for all guidance calls of a session
+            owner.spent(call, seconds)
+        self.log.add(head, len(calls), seconds)
         return result
 
     def _free(self) -> None:

@@ -17,7 +17,7 @@ import torch
 from diffusers import SchedulerMixin
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from polymux.diffusion.call import Call, CallOwner, Phase, TorchState, tensors_in
+from polymux.diffusion.call import Call, CallOwner, Phase, Tap, TorchState, tensors_in
 from polymux.diffusion.component import Component, SessionGreenlet
 from polymux.diffusion.deferred import Deferred, deferrable, promise, specs_of
 from polymux.diffusion.precision import Weights
@@ -25,6 +25,7 @@ from polymux.diffusion.progress import StepCounter, count_steps
 from polymux.diffusion.random_state import RandomState
 from polymux.diffusion.timing import Seconds
 from polymux.diffusion.tracebacks import drop_frames
+from polymux.diffusion.tuned import AdapterSet
 from polymux.errors import GenerationError, NonFiniteOutputError
 
 STATEFUL = ("scheduler", "guider")  # words in the names of parts that have state of their own
@@ -70,7 +71,9 @@ class Session(CallOwner):
     index: int  # which of the request's outputs
     seed: int
     settings: SessionSettings
+    adapters: AdapterSet = ()
     steps: StepCounter = field(default_factory=StepCounter)
+    tap: Tap = field(default_factory=Tap)
     waiting: list[Call] = field(default_factory=list)  # made since the last suspension, not yet in the engine's queue
     result: Any = None
     error: BaseException | None = None
@@ -87,10 +90,12 @@ class Session(CallOwner):
         def body() -> None:
             own = own_copy(pipeline)
             count_steps(own, self.steps)
+            self.tap.attach(own)
             self.result = run(own)
 
         self.coroutine = Coroutine(body, getcurrent())
         self.coroutine.handler = self._on_call
+        self.company = self.tap.company
         self.random = RandomState.seeded(self.settings.device, self.seed)
         self.torch_state = TorchState.now(self.settings.device.type)
 
@@ -124,6 +129,7 @@ class Session(CallOwner):
         if not self.finished:
             self._switch(GreenletExit())
         self.coroutine = self.blocked_on = self.error = self.failure = None
+        self.tap = Tap()
         self.waiting.clear()
 
     def _switch(self, exception: BaseException | None) -> None:
@@ -162,11 +168,24 @@ class Session(CallOwner):
 
     def _on_call(self, component: Component, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """In the coroutine: a component was called."""
+        assert self.coroutine is not None
+        branch = self.coroutine.branch
         arguments = settled(component.bind(method, args, kwargs))
         state = TorchState.now(self.settings.device.type)
-        call = Call(self, component, method, arguments, state, component.weights.cast_to)
+        adapters = component.tuned.mine(self.adapters)
+        call = Call(self, component, method, arguments, state, component.weights.cast_to, adapters, branch)
+        known = self.tap.answer(call)
+        if known is not None:
+            return known[0]
+        result = self._result_of(call)
+        self.tap.note(call, result)
+        return result
+
+    def _result_of(self, call: Call) -> Any:
+        """Have it run; suspends the session now, or when the result is needed."""
+        component = call.component
         if call.phase == "decode":
-            check_finite(arguments, f"the latents that {component.name} is to decode")
+            check_finite(latents_in(call), f"the latents that {component.name} is to decode")
         self.waiting.append(call)
         if not self._may_defer(call):
             self.wait_for(call)
@@ -250,6 +269,13 @@ def form_of(component: Component, call: Call) -> Hashable:
         return id(type(value))
 
     return (component.name, call.method, call.state, call.weights, form(call.arguments))
+
+
+def latents_in(call: Call) -> Any:
+    """What a decoder gets. The lists and dicts that its parts get hold what it remembers of earlier calls."""
+    if call.method in call.component.main:
+        return call.arguments
+    return [value for value in call.arguments.values() if isinstance(value, torch.Tensor)]
 
 
 def check_finite(value: Any, what: str) -> None:

@@ -22,6 +22,11 @@ def _always(_: Call) -> bool:
     return True
 
 
+def _alike(a: Call, b: Call) -> bool:
+    same = a.component is b.component and a.method == b.method and a.adapters == b.adapters
+    return same and a.owner.company == b.owner.company
+
+
 class StepScheduler:
     """Waiting calls, and the choice among them."""
 
@@ -54,9 +59,7 @@ class StepScheduler:
             return []
         head = self._head()
         group = [head]
-        others = [
-            c for c in self.waiting if c is not head and c.component is head.component and c.method == head.method
-        ]
+        others = [c for c in self.waiting if c is not head and _alike(c, head)]
         if others and self.may_merge(head):
             key, total = self.key(head), self.tokens(head)
             for call in others:

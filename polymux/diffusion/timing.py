@@ -13,8 +13,28 @@ import torch
 Seconds = Callable[[], float]
 
 
+class Elapsed:
+    """The seconds between two events of a GPU, or, of a CPU, two points in time."""
+
+    def __init__(self, seconds: float, events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None) -> None:
+        self._seconds, self._events = seconds, events
+
+    @property
+    def known(self) -> bool:
+        """Whether to ask for it takes no waiting."""
+        return self._events is None or bool(self._events[1].query())  # type: ignore[no-untyped-call]
+
+    def __call__(self) -> float:
+        """The seconds; waits for the device if it must."""
+        if self._events is not None:
+            begin, end = self._events
+            end.synchronize()
+            self._seconds, self._events = float(begin.elapsed_time(end)) / 1000, None
+        return self._seconds
+
+
 class Stopwatch:
-    """Started when made; `stop` gives a function that tells the seconds between, waiting for the device if it must."""
+    """Started when made."""
 
     def __init__(self, device: torch.device) -> None:
         self.begin: torch.cuda.Event | None = None
@@ -23,15 +43,10 @@ class Stopwatch:
             self.begin.record()
         self.start = time.perf_counter()
 
-    def stop(self) -> Seconds:
+    def stop(self) -> Elapsed:
+        seconds = time.perf_counter() - self.start
         if self.begin is None:
-            seconds = time.perf_counter() - self.start
-            return lambda: seconds
-        begin, end = self.begin, torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            return Elapsed(seconds)
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end.record()
-
-        def elapsed() -> float:
-            end.synchronize()
-            return float(begin.elapsed_time(end)) / 1000
-
-        return elapsed
+        return Elapsed(seconds, (self.begin, end))

@@ -36,6 +36,10 @@ class StageEngine(Protocol):
         """End a request at its next component call; a later `step` reports it as Failed. Unknown ids are no error."""
         ...
 
+    def taken(self, request_id: str) -> None:
+        """A chunk of this request's output is used up, and another may come. Unknown ids are no error."""
+        ...
+
     def step(self) -> list[Event]: ...
 
     def sleep(self, level: int) -> int:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 
 from polymux.diffusion.call import Phase
+from polymux.diffusion.outputs import RawOutput
 from polymux.diffusion.session import Session
+from polymux.diffusion.tuned import AdapterSet
+from polymux.engine.outbound import WINDOW, FrameStream, Outbound, OutputThread
 from polymux.errors import InvalidRequestError
-from polymux.request import Media, Progress, Request, RequestMetrics
+from polymux.interpolation.frames import Smoothing
+from polymux.interpolation.network import FlowNetwork
+from polymux.request import Finished, Media, Modality, OutputChunk, Progress, Request, RequestMetrics
 from polymux.validation import SEEDS
 
 
@@ -23,6 +28,10 @@ class Randomness:
     seed: int | None
     generator: torch.Generator
 
+    def again(self) -> torch.Generator:
+        """A generator as this one was, if it began with a seed."""
+        return torch.Generator().manual_seed(self.generator.initial_seed())
+
 
 def randomness_of(request: Request) -> list[Randomness]:
     """Output i has seed + i; or, of a generator: output 0 has its state, the others have seeds drawn from a copy."""
@@ -31,9 +40,14 @@ def randomness_of(request: Request) -> list[Randomness]:
         first, source = (_with_state(request.generator_state) for _ in range(2))
         drawn = torch.randint(2**63 - 1, (count - 1,), generator=source).tolist()
         return [Randomness(None, first), *(Randomness(s, torch.Generator().manual_seed(s)) for s in drawn)]
-    seed = request.params.seed if request.params.seed is not None else secrets.randbelow(2**32)
+    seed = seed_of(request.params.seed)
     seeds = [(seed + i) % SEEDS for i in range(count)]
     return [Randomness(s, torch.Generator().manual_seed(s)) for s in seeds]
+
+
+def seed_of(asked: int | None) -> int:
+    """The seed that was asked for, or one that is drawn."""
+    return secrets.randbelow(2**32) if asked is None else asked
 
 
 def _with_state(state: bytes) -> torch.Generator:
@@ -52,10 +66,15 @@ class Job:
 
     request: Request
     randomness: list[Randomness]
+    adapters: AdapterSet = ()
     arrived: float = field(default_factory=time.perf_counter)
     started: float | None = None
     opened: int = 0
     sessions: dict[int, Session] = field(default_factory=dict)
+    outbound: dict[int, Outbound] = field(default_factory=dict)  # outputs that are made, and not yet out
+    streams_open: dict[int, FrameStream] = field(default_factory=dict)  # likewise, and still being decoded
+    under_way: int = 0  # chunks that are out, and not yet used up
+    previews: dict[int, Session] = field(default_factory=dict)  # in the works, by output; at most one each
     outputs: dict[int, list[Media]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # by phase, of sessions that have ended
     steps_done: int = 0  # likewise
@@ -73,11 +92,19 @@ class Job:
 
     def close(self, session: Session) -> None:
         """Take over what an ended session has cost."""
-        for phase, seconds in session.spans:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds()
+        self._take_seconds(session)
         self.steps_done += session.steps.done
         self.steps_total += session.steps.total
         self.sessions.pop(session.index, None)
+
+    def close_preview(self, preview: Session) -> None:
+        """Likewise. Its steps are none of the output's."""
+        self._take_seconds(preview)
+        self.previews.pop(preview.index, None)
+
+    def _take_seconds(self, session: Session) -> None:
+        for phase, seconds in session.spans:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds()
 
     def metrics(self) -> RequestMetrics:
         now = time.perf_counter()
@@ -88,6 +115,50 @@ class Job:
             decode=self.seconds.get("decode", 0.0),
             total=now - self.arrived,
             steps=self.steps_done,
+        )
+
+    def chunks_of(self, outbound: Outbound) -> list[OutputChunk]:
+        """What may be sent now of an output; it counts as under way."""
+        chunks = outbound.take(WINDOW - self.under_way)
+        self.under_way += len(chunks)
+        return chunks
+
+    @property
+    def streams(self) -> bool:
+        """Whether its frames may leave one by one: those that something is put between are needed in pairs."""
+        params = self.request.params
+        return params.output_type == "pil" and not params.enable_frame_interpolation
+
+    def open_stream(self, outputs: OutputThread, index: int) -> FrameStream:
+        """An output's frames begin to leave."""
+        stream = self.streams_open[index] = outputs.stream(self.request.request_id, index)
+        self.outbound[index] = stream.outbound
+        return stream
+
+    def end_stream(self, index: int) -> bool:
+        """Whether this output's frames have left like that; all of them are decoded."""
+        stream = self.streams_open.pop(index, None)
+        if stream is not None:
+            stream.end()
+        return stream is not None
+
+    def smoothed(self, raw: RawOutput, network: FlowNetwork | None) -> RawOutput:
+        """With frames put between its frames, if the request asks for that."""
+        params = self.request.params
+        if network is None or not params.enable_frame_interpolation:
+            return raw
+        return replace(raw, smoothing=Smoothing(network, params.frame_factor, params.frame_interpolation_scale))
+
+    def finished(self, modality: Modality, fps: float | None, sample_rate: int | None) -> Finished:
+        """The end of a complete job. `fps`: of what the pipeline made."""
+        return Finished(
+            request_id=self.request.request_id,
+            modality=modality,
+            outputs=[self.outputs[i] for i in range(self.count)],
+            seeds=[r.seed for r in self.randomness],
+            metrics=self.metrics(),
+            fps=None if fps is None else fps * self.request.params.frame_factor,
+            sample_rate=sample_rate,
         )
 
     def progress(self) -> Progress | None:

@@ -6,16 +6,23 @@ May be taken down and loaded again while the engine lives. Knows no requests.
 from __future__ import annotations
 
 from collections.abc import Mapping as Dict
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from polymux.config import EngineConfig
+from polymux.config import EngineConfig, ModelConfig, attention_choice
+from polymux.diffusion.adapters import Adapters
+from polymux.diffusion.attention import AttentionChoice, choose_attention
 from polymux.diffusion.component import Component, components_of
 from polymux.diffusion.pipeline_call import declared_family
+from polymux.diffusion.step_cache import StepCache
+from polymux.diffusion.tiling import enable_pieces
 from polymux.engine.cached_loader import cached_loader
+from polymux.errors import ConfigError
 from polymux.families.base import Family
+from polymux.interpolation.network import FlowNetwork
+from polymux.interpolation.weights import load_network
 from polymux.loading import auto_dtype, load_pipeline
 from polymux.memory.place import place
 from polymux.memory.residency import Residency, Tenant
@@ -30,6 +37,12 @@ class Model:
     family: Family
     components: tuple[Component, ...]
     weights: Residency
+    adapters: Adapters
+    attention: AttentionChoice
+    step_cache: StepCache
+    between: FlowNetwork | None = None  # makes frames between the frames of videos
+    cache_queries: Dict[str, int] = field(default_factory=dict)  # what was looked for while it was loaded, by cache
+    cache_hits: Dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def load(cls, config: EngineConfig, device: torch.device, given: Dict[str, object]) -> Model:
@@ -38,7 +51,11 @@ class Model:
         first = torch.device("cpu") if config.memory.offloads else device
         cached = cached_loader(config)
         pipeline = load_pipeline(config.model, first, dtype, components=dict(given), cached=cached)
-        return cls.of(config, pipeline, device, cached.mappings if cached is not None else {})
+        if cached is None:
+            return cls.of(config, pipeline, device)
+        made = cls.of(config, pipeline, device, cached.mappings)
+        queries, hits = {"runtime_cache": cached.queries}, {"runtime_cache": cached.hits}
+        return replace(made, cache_queries=queries, cache_hits=hits)
 
     @classmethod
     def of(
@@ -46,15 +63,43 @@ class Model:
     ) -> Model:
         """Of a loaded pipeline. `mappings`: of components that are mapped from the runtime cache."""
         family = declared_family(pipeline)
+        between = _between(config.model, family, device)
+        enable_pieces(pipeline.components, config.memory)
         components = tuple(components_of(pipeline.components.items(), family.denoisers))
+        attention = choose_attention(*attention_choice(config.attention), components, device)
+        step_cache = StepCache.apply(config.caches.threshold, components)
         tenants = [Tenant(c.name, c.role, c.module, family.blocks if c.role == "denoiser" else ()) for c in components]
         weights = place(tenants, config.memory, device, mappings=dict(mappings or {}))
         for component in components:
             component.attach()
-        return cls(pipeline, family, components, weights)
+        adapters = Adapters(pipeline, components, config.adapters)
+        return cls(pipeline, family, components, weights, adapters, attention, step_cache, between)
+
+    def sleep(self) -> None:
+        """Move everything to the host. Raises ConfigError, with everything in place, if it cannot."""
+        self.weights.sleep()
+        if self.between is not None:
+            self.between.to("cpu")
+
+    def wake(self, device: torch.device) -> None:
+        self.weights.wake()
+        if self.between is not None:
+            self.between.to(device)
 
     def close(self) -> None:
         """Give everything back. The pipeline, if somebody still has it, is without the weights that were moved."""
         for component in self.components:
             component.detach()
+        self.attention.undo()
+        self.step_cache.undo()
         self.weights.close()
+
+
+def _between(config: ModelConfig, family: Family, device: torch.device) -> FlowNetwork | None:
+    path = config.frame_interpolation_model_path
+    if path is None:
+        return None
+    if family.modality != "video":
+        what = f"frame_interpolation_model_path={path!r}: the model makes {family.modality}, not video"
+        raise ConfigError(what, param="frame_interpolation_model_path")
+    return load_network(path, config.cache_dir, device)

@@ -17,11 +17,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from polymux.config import EngineConfig
+from polymux import logs
+from polymux.config import EngineConfig, LogConfig
 from polymux.engine.base import StageEngine
 from polymux.engine.channel import Channel
 from polymux.errors import ErrorInfo, GenerationError, PayloadTooLargeError, PolymuxError
-from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Start, Stats, Stop, ToStage, WakeUp
+from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Start, Stats, Stop, Taken, ToStage, WakeUp
 from polymux.request import Event, Failed, Finished, Request, StageStats
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def run(fd: int, make_engine: MakeEngine) -> int:
         Stage(channel, make_engine).run()
     except Exception as error:  # the border of the process: whatever it was, the parent must hear of it
         if not isinstance(error, PolymuxError):
-            log.exception("the stage cannot go on")
+            log.info("the stage cannot go on", exc_info=True)  # the parent says it, too, in a line
         channel.send(Fatal(_info(error)))
         return 1
     finally:
@@ -63,6 +64,7 @@ class Stage:
         start = self._channel.receive(block=True)
         if not isinstance(start, Start):
             raise TypeError(f"the first message is {type(start).__name__}, not Start")
+        logs.configure(start.config.log)
         engine = self._make_engine(start.config)
         if start.config.process.warmup:
             engine.warm_up()
@@ -85,6 +87,8 @@ class Stage:
                 self._add(engine, request)
             case Abort(request_id):
                 engine.abort(request_id)
+            case Taken(request_id):
+                engine.taken(request_id)
             case Sleep(level):
                 self._sleep(engine, level)
             case WakeUp():
@@ -99,23 +103,28 @@ class Stage:
             engine.add(request)
         except Exception as error:  # the engine holds nothing of the request, so nobody else is concerned
             if not isinstance(error, PolymuxError):
-                log.exception("request %s was not accepted", request.request_id)
+                log.info("request %s was not accepted", request.request_id, exc_info=True)
             self._channel.send(Failed(request.request_id, _info(error)))
 
     def _sleep(self, engine: StageEngine, level: int) -> None:
         while engine.busy:
             self._send(engine, engine.step())
         try:
-            self._channel.send(Slept(engine.sleep(level)))
+            freed = engine.sleep(level)
         except PolymuxError as error:
             self._channel.send(Slept(0, error.info()))
+            return
+        self._report(engine.stats)  # before the answer, as for requests
+        self._channel.send(Slept(freed))
 
     def _wake_up(self, engine: StageEngine) -> None:
         try:
             engine.wake_up()
-            self._channel.send(Awake())
         except PolymuxError as error:
             self._channel.send(Awake(error.info()))
+            return
+        self._report(engine.stats)
+        self._channel.send(Awake())
 
     def _send(self, engine: StageEngine, events: list[Event]) -> None:
         ended = any(isinstance(event, (Finished, Failed)) for event in events)
@@ -140,20 +149,28 @@ def _info(error: Exception) -> ErrorInfo:
     return GenerationError(f"{type(error).__name__}: {error}").info()
 
 
-def _diffusion_engine(config: EngineConfig) -> StageEngine:
+def _engine_for(config: EngineConfig) -> StageEngine:
+    """The engine of the kind that the checkpoint needs."""
     from diffusers.utils import logging as diffusers_logging  # torch: only here, in the process that computes
+    from transformers.utils import logging as transformers_logging
 
     from polymux.engine.diffusion_engine import DiffusionEngine
+    from polymux.engine.generate_engine import GenerateEngine
+    from polymux.loading import model_class_in, resolve
 
-    diffusers_logging.set_verbosity_error()  # its pipelines repeat their warnings at every request
+    for logging_of in (diffusers_logging, transformers_logging):
+        logging_of.set_verbosity_error()  # the libraries repeat their warnings at every request
+    if model_class_in(resolve(config.model)) is not None:
+        return GenerateEngine.load(config)
+    config.speech.check_unused()
     return DiffusionEngine.load(config)
 
 
-def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = _diffusion_engine) -> int:
+def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = _engine_for) -> int:
     parser = argparse.ArgumentParser(prog="polymux.engine.process", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="file descriptor of the socket to the API process")
     fd = parser.parse_args(arguments).fd
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    logs.configure(LogConfig())
     faulthandler.enable()
     comm = Path("/proc/self/comm")
     if comm.exists():

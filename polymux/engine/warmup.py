@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from PIL import Image
 
 from polymux.diffusion.pipeline_call import CallShape
+from polymux.engine.base import StageEngine
+from polymux.errors import PolymuxError, from_info
 from polymux.families.base import Family
 from polymux.media.wire import to_wire
-from polymux.request import Capabilities, Media, OmniDiffusionSamplingParams, Request
+from polymux.request import Capabilities, Failed, Media, OmniDiffusionSamplingParams, OutputChunk, Request
 
 SIDE = 256  # pixels; large enough for every size rule met so far
 STEPS = 2
@@ -39,7 +43,7 @@ def _request(capabilities: Capabilities, family: Family, shape: CallShape, media
     return Request(
         request_id="warm-up",
         prompt="a photo of a cat" if shape.takes("prompt") else None,
-        media={name: [_medium(name, side)] for name in media},
+        media={name: [_medium(name, side, capabilities.sample_rate)] for name in media},
         params=OmniDiffusionSamplingParams(**values, seed=0, extra_args=extra),  # type: ignore[arg-type]
     )
 
@@ -49,12 +53,34 @@ def _needed_media(capabilities: Capabilities, family: Family) -> list[str]:
     return [n for n in capabilities.media if n in declared or n in capabilities.required]
 
 
-def _medium(name: str, side: int) -> Media:
+def _medium(name: str, side: int, sample_rate: int | None) -> Media:
     if name == "video":
         return to_wire(np.zeros((5, side, side, 3), dtype=np.uint8))
-    if name == "audio":
-        return to_wire(np.zeros((2, 4096), dtype=np.float32))
+    if "audio" in name:
+        return to_wire(np.zeros((2, 4096), dtype=np.float32), sample_rate=sample_rate)
     mode = "L" if "mask" in name else "RGB"
     return to_wire(
         Image.fromarray(np.full((side, side) if mode == "L" else (side, side, 3), 127, dtype=np.uint8), mode)
     )
+
+
+def run_first_that_works(engine: StageEngine, requests: Sequence[Request]) -> None:
+    """Run the requests one after the other, until one does not fail. Raises what the first one raised."""
+    problems = []
+    for request in requests:
+        try:
+            _run_alone(engine, request)
+            return
+        except PolymuxError as problem:
+            problems.append(problem)
+    raise problems[0]
+
+
+def _run_alone(engine: StageEngine, request: Request) -> None:
+    engine.add(request)
+    while engine.busy:
+        for event in engine.step():
+            if isinstance(event, Failed):
+                raise from_info(event.error)
+            if isinstance(event, OutputChunk):
+                engine.taken(event.request_id)

@@ -3,10 +3,13 @@
 from polymux.families import (
     audio,
     auraflow,
+    bark,
     bria,
     chroma,
     cogview,
     cosmos,
+    csm,
+    dia,
     ernie,
     flux,
     flux2,
@@ -19,6 +22,7 @@ from polymux.families import (
     lumina,
     minimax,
     mochi,
+    musicgen,
     nucleus,
     omnigen,
     ovis,
@@ -26,11 +30,14 @@ from polymux.families import (
     qwen_image,
     qwen_image_21,
     sana,
+    speecht5,
     stable_diffusion,
+    vits,
     wan,
     z_image,
 )
 from polymux.families.base import UNKNOWN, Family
+from polymux.families.generate import GenerateFamily
 
 _MODULES = (
     audio,
@@ -64,13 +71,33 @@ _MODULES = (
 )
 _FAMILIES: tuple[Family, ...] = tuple(family for module in _MODULES for family in module.FAMILIES)
 _BY_PIPELINE = {pipeline: family for family in _FAMILIES for pipeline in family.pipelines}
+_SOUNDING = (
+    bark,
+    csm,
+    dia,
+    musicgen,
+    speecht5,
+    vits,
+)
+_GENERATE_FAMILIES: tuple[GenerateFamily, ...] = tuple(family for module in _SOUNDING for family in module.FAMILIES)
+_BY_MODEL = {model: family for family in _GENERATE_FAMILIES for model in family.models}
 
 
 def all_families() -> tuple[Family, ...]:
-    """Every declared family."""
+    """Every declared family of diffusers."""
     return _FAMILIES
 
 
 def family_of(pipeline: str) -> Family:
     """The family of a pipeline class; `UNKNOWN`, with conservative defaults, if none declares it."""
     return _BY_PIPELINE.get(pipeline, UNKNOWN)
+
+
+def all_generate_families() -> tuple[GenerateFamily, ...]:
+    """Every declared family of transformers."""
+    return _GENERATE_FAMILIES
+
+
+def generate_family_of(model: str) -> GenerateFamily | None:
+    """The family of a model class of transformers; None if none declares it."""
+    return _BY_MODEL.get(model)

@@ -18,6 +18,11 @@ ACE_STEP = Family(
     merge=frozenset({"denoiser", "decoder"}),
     unmerged_because="its condition encoder packs the reference sounds of all samples",
     blocks=("layers",),
+    # Guidance is distilled into the turbo checkpoints.
+    refused=tuple(
+        (name, "transformer", "not is_turbo") for name in ("guidance_scale", "cfg_interval_start", "cfg_interval_end")
+    ),
+    overruled=(("audio_duration", "src_audio"),),
 )
 
 FAMILIES = (

@@ -40,7 +40,11 @@ class Family:
     denoisers: components that are denoisers although their names do not tell.
     blocks: the containers of the denoisers' blocks (lists of blocks, or single ones), in the order in which a forward
         runs them; needed where diffusers does not name the blocks' classes, or registers them in another order.
-    refused: arguments that checkpoints ignore unless a component's config flag holds: (argument, component, flag).
+    refused: arguments that checkpoints ignore, or fail with, unless a flag in a component's config is set: (argument,
+        component, flag). "" as component is the pipeline's own config, and as flag that the component is there; a flag
+        may be "not FLAG", or several with " or " between.
+    needed: arguments that checkpoints cannot do without if a flag is set, in the same form.
+    overruled: (argument, other): the other one, where given, decides what the argument says; both are refused.
     companions: arguments that act only beside another one: (argument, companion, value). A missing companion gets
         the value; None refuses the request.
     prompt_optional: requests may come without a prompt.
@@ -48,9 +52,17 @@ class Family:
     area: an argument that overrules height and width, and gets their product.
     frames_multiple: num_frames - 1 must be a multiple of it.
     fps: frames per second of its videos.
+    other_fps: the same, where a flag in a component's config holds: (component, flag, fps); "": the pipeline's config.
+    longest: the attribute of the pipeline that says how many seconds of sound it makes, where it cuts what is longer.
     media: input media that every request must bring: (argument, how many items at most).
     optional_media: the same for media that a request may bring, where it is fewer than the usual sixteen.
-    alpha: input pictures keep their alpha channel.
+    alpha: pictures have an alpha channel: input pictures keep theirs, and output pictures come with one.
+    picture_sized: the call takes no size, and the output is as large as the input picture.
+    picture_mark: what stands in a prompt for an input picture, with {} for its number from 1; every picture needs one.
+    variations: with an empty prompt it makes variations of the input picture.
+    streamed_decode: the component `vae` decodes in a loop over latent frames, each from those before it, and the
+        pipeline does nothing with what it returns but `video_processor.postprocess_video`: frames may leave meanwhile.
+    no_previews: why there can be no pictures of unfinished outputs, although the pipeline has all that it takes.
     warmup: arguments of the warm-up generation, where generic ones would not do.
     """
 
@@ -66,15 +78,24 @@ class Family:
     denoisers: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
     refused: tuple[tuple[str, str, str], ...] = ()
+    needed: tuple[tuple[str, str, str], ...] = ()
+    overruled: tuple[tuple[str, str], ...] = ()
     companions: tuple[tuple[str, str, str | None], ...] = ()
     prompt_optional: bool = False
     size_multiple: int | None = None
     area: str | None = None
     frames_multiple: int = 1
     fps: float | None = None
+    other_fps: tuple[tuple[str, str, float], ...] = ()
+    longest: str | None = None
     media: tuple[tuple[str, int], ...] = ()
     optional_media: tuple[tuple[str, int], ...] = ()
     alpha: bool = False
+    picture_sized: bool = False
+    picture_mark: str | None = None
+    variations: bool = False
+    streamed_decode: bool = False
+    no_previews: str | None = None
     warmup: tuple[tuple[str, str | int | float | bool], ...] = ()
 
 
@@ -91,4 +112,5 @@ UNKNOWN = Family(
     merge=NOTHING,
     unmerged_because="no declaration: nothing proves that its calls may be merged",
     collect_guidance=False,
+    no_previews="no declaration: nothing proves that its unfinished outputs can be shown",
 )

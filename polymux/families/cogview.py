@@ -18,6 +18,7 @@ COGVIDEOX = Family(
     size_multiple=16,
     frames_multiple=4,
     fps=8.0,
+    other_fps=(("transformer", "patch_size_t", 16.0),),  # CogVideoX 1.5
 )
 
 FAMILIES = (

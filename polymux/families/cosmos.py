@@ -32,6 +32,7 @@ COSMOS_2_V2W = Family(
     frames_multiple=4,
     fps=16.0,
     media=(("image", 1),),
+    overruled=(("video", "image"),),
 )
 
 COSMOS_2_5 = Family(
@@ -44,6 +45,8 @@ COSMOS_2_5 = Family(
     size_multiple=16,
     frames_multiple=4,
     fps=16.0,
+    companions=(("num_latent_conditional_frames", "video", None),),
+    overruled=(("video", "image"), ("num_latent_conditional_frames", "image")),
 )
 
 FAMILIES = (

@@ -11,7 +11,7 @@ FLUX = Family(
     modality="image",
     tasks=("text-to-image",),
     refused=(("guidance_scale", "transformer", "guidance_embeds"),),
-    companions=_COMPANIONS,
+    companions=(*_COMPANIONS, ("strength", "image", None)),  # the modular pipeline takes both
 )
 
 FLUX_KONTEXT = Family(

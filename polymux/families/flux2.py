@@ -7,6 +7,7 @@ FLUX2 = Family(
     pipelines=("Flux2Pipeline", "Flux2KleinPipeline"),
     modality="image",
     tasks=("text-to-image", "image-to-image"),
+    refused=(("guidance_scale", "", "not is_distilled"),),
     shared=("img_ids", "txt_ids"),  # it takes the positions of the first sample for all of them
 )
 

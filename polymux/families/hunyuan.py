@@ -43,6 +43,7 @@ HUNYUAN_IMAGE_2_1 = Family(
     pipelines=("HunyuanImagePipeline",),
     modality="image",
     tasks=("text-to-image",),
+    refused=(("distilled_guidance_scale", "transformer", "guidance_embeds"),),
 )
 
 FAMILIES = (

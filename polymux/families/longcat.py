@@ -22,6 +22,7 @@ LONGCAT_AUDIO = Family(
     pipelines=("LongCatAudioDiTPipeline",),
     modality="audio",
     tasks=("text-to-audio",),
+    longest="max_wav_duration",
 )
 
 FAMILIES = (

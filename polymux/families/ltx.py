@@ -2,6 +2,12 @@
 
 from polymux.families.base import Family
 
+# The decoder takes a timestep and noise in some checkpoints only.
+_DECODER = (
+    ("decode_timestep", "vae", "timestep_conditioning"),
+    ("decode_noise_scale", "vae", "timestep_conditioning"),
+)
+
 LTX_VIDEO = Family(
     name="ltx-video",
     pipelines=("LTXPipeline",),
@@ -10,6 +16,7 @@ LTX_VIDEO = Family(
     size_multiple=32,
     frames_multiple=8,
     fps=25.0,
+    refused=_DECODER,
 )
 
 LTX_VIDEO_I2V = Family(
@@ -20,6 +27,7 @@ LTX_VIDEO_I2V = Family(
     size_multiple=32,
     frames_multiple=8,
     fps=25.0,
+    refused=_DECODER,
     media=(("image", 1),),
 )
 
@@ -31,6 +39,14 @@ LTX_2 = Family(
     size_multiple=32,
     frames_multiple=8,
     fps=24.0,
+    refused=(*_DECODER, ("min_seconds", "duration_head", ""), ("max_seconds", "duration_head", "")),
+    companions=(
+        ("noise_scale", "latents", None),  # which no request can give
+        ("system_prompt", "enable_prompt_enhancement", None),
+        ("prompt_max_new_tokens", "enable_prompt_enhancement", None),
+        ("prompt_enhancement_seed", "enable_prompt_enhancement", None),
+    ),
+    overruled=(("min_seconds", "num_frames"), ("max_seconds", "num_frames")),
 )
 
 FAMILIES = (

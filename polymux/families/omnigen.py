@@ -8,6 +8,7 @@ OMNIGEN = Family(
     modality="image",
     tasks=("text-to-image", "image-to-image"),
     merge=frozenset({"decoder"}),
+    picture_mark="<img><|image_{}|></img>",
     unmerged_because="its rotary embedding uses the positions of the first sample for the whole batch",
 )
 

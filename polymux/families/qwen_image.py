@@ -17,7 +17,7 @@ QWEN_IMAGE = Family(
     tasks=("text-to-image",),
     padding=(_PROMPT, CAUSAL_PROMPT),
     refused=_REFUSED,
-    companions=_COMPANIONS,
+    companions=(*_COMPANIONS, ("strength", "image", None)),  # the modular pipeline takes both
 )
 
 QWEN_IMAGE_EDIT = Family(

@@ -25,6 +25,9 @@ SD3 = Family(
     pipelines=("StableDiffusion3Pipeline",),
     modality="image",
     tasks=("text-to-image",),
+    companions=tuple(
+        (f"skip_layer_guidance_{what}", "skip_guidance_layers", None) for what in ("scale", "start", "stop")
+    ),
 )
 
 SD15_IMG2IMG = Family(
@@ -34,6 +37,8 @@ SD15_IMG2IMG = Family(
     tasks=("image-to-image",),
     blocks=_UNET_BLOCKS,
     media=(("image", 1),),
+    picture_sized=True,
+    variations=True,  # it was trained with one caption in ten left out
 )
 
 SD15_INPAINT = Family(
@@ -52,7 +57,12 @@ SDXL_IMG2IMG = Family(
     tasks=("image-to-image",),
     warmup=(("num_inference_steps", 4),),
     blocks=_UNET_BLOCKS,
+    refused=(
+        ("aesthetic_score", "", "requires_aesthetics_score"),
+        ("negative_aesthetic_score", "", "requires_aesthetics_score"),
+    ),
     media=(("image", 1),),
+    picture_sized=True,
 )
 
 FAMILIES = (

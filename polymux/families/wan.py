@@ -2,6 +2,9 @@
 
 from polymux.families.base import Family
 
+_OTHER_FPS = (("", "expand_timesteps", 24.0),)  # the 5 B model, which makes video from text and from pictures
+_TWO_DENOISERS = ("guidance_scale_2", "", "boundary_ratio")
+
 WAN = Family(
     name="wan",
     pipelines=("WanPipeline", "WanModularPipeline"),
@@ -9,7 +12,10 @@ WAN = Family(
     tasks=("text-to-video",),
     size_multiple=16,
     frames_multiple=4,
+    streamed_decode=True,
     fps=16.0,
+    other_fps=_OTHER_FPS,
+    refused=(_TWO_DENOISERS,),
 )
 
 WAN_I2V = Family(
@@ -19,8 +25,17 @@ WAN_I2V = Family(
     tasks=("image-to-video",),
     size_multiple=16,
     frames_multiple=4,
+    streamed_decode=True,
     fps=16.0,
+    other_fps=_OTHER_FPS,
     media=(("image", 1),),
+    refused=(
+        _TWO_DENOISERS,
+        ("last_image", "", "not expand_timesteps"),  # the 5 B model takes the first picture alone
+        # Of those that see the picture through CLIP, the first-last-frame model alone has a place for two.
+        ("last_image", "transformer", "pos_embed_seq_len or not image_dim"),
+    ),
+    needed=(("last_image", "transformer", "pos_embed_seq_len"),),
 )
 
 WAN_VACE = Family(
@@ -30,6 +45,7 @@ WAN_VACE = Family(
     tasks=("text-to-video", "video-to-video"),
     size_multiple=16,
     frames_multiple=4,
+    streamed_decode=True,
     fps=16.0,
     blocks=("vace_blocks", "blocks"),
 )
@@ -41,6 +57,7 @@ SKYREELS_V2 = Family(
     tasks=("text-to-video",),
     size_multiple=16,
     frames_multiple=4,
+    streamed_decode=True,
     fps=24.0,
 )
 

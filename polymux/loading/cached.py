@@ -48,6 +48,7 @@ class CachedLoader:
         people. `making`: where random weights are made."""
         self.family = UNKNOWN  # until it is known
         self.mappings: dict[str, Mapping] = {}
+        self.queries = self.hits = 0  # components that were looked for in the cache, and were there
         self.cache = cache
         self._is_denoiser = is_denoiser
         self._label = label
@@ -108,7 +109,9 @@ class CachedLoader:
             )
 
         with self.cache.turn(identity()) as turn:
+            self.queries += 1
             if turn.entry is not None and self._take(part, empty, turn.entry):
+                self.hits += 1
                 logger.info("%s: mapped in %.2f s", part.name, time.perf_counter() - start)
                 return place(part.name, empty, HOST)
             model = load()

@@ -26,6 +26,7 @@ from huggingface_hub.utils import validate_repo_id
 from polymux.config import ModelConfig, hub_offline
 from polymux.errors import CheckpointError, ConfigError
 from polymux.loading.index import CLASSIC_INDEX, MODULAR_INDEX, PipelineIndex, parse_index
+from polymux.loading.layout import CONFIG, declared_model
 from polymux.loading.libraries import one_line, reading
 from polymux.loading.options import LoadFlags, LoadOptions, parse_options
 from polymux.loading.weights import DIFFUSERS_NAMES, TRANSFORMERS_NAMES, choose, is_shard_of
@@ -87,15 +88,46 @@ def fetch_component(config: ModelConfig, options: LoadOptions, repo: str, revisi
     return hub.download(component_files(names, subfolder, options.flags, weights=config.load_format != "dummy"))
 
 
+def single_file(name: str, cache_dir: str | None, param: str) -> Path:
+    """The .safetensors file that is meant: itself, the only one of a folder, or the only one of a hub repository.
+
+    Raises CheckpointError; `param` is the setting that named it.
+    """
+    with reading(f"{param}={name[:200]!r}"):
+        path = Path(name).expanduser()
+        if path.is_file():
+            return _only([str(path)], f"{param}={name!r}")
+        if path.is_dir():
+            return _only([str(file) for file in path.iterdir()], f"{param}={name!r}")
+    if not _is_hub_id(name):
+        raise CheckpointError(f"{param}={name!r}: no such file or folder, and not a hub id (OWNER/NAME)")
+    hub = _Hub(name, None, cache_dir, LoadFlags())
+    if hub_offline():
+        return _only([str(file) for file in hub.cached().iterdir()], str(hub))
+    wanted = _only([each for each in hub.names() if "/" not in each], str(hub))
+    return hub.download([wanted.name]) / wanted.name
+
+
+def _only(names: Collection[str], where: str) -> Path:
+    found = sorted(name for name in names if name.endswith(".safetensors"))
+    if len(found) != 1:
+        what = f"{len(found)} .safetensors files ({', '.join(Path(n).name for n in found[:6])})" if found else "none"
+        raise CheckpointError(f"{where}: one .safetensors file is needed, and there is {what}")
+    return Path(found[0])
+
+
 def _fetch_pipeline(config: ModelConfig, options: LoadOptions) -> Path:
     hub = _Hub(config.model, config.revision, config.cache_dir, options.flags)
     if hub_offline():
         return hub.cached()
     names = hub.names()
     indices = [name for name in (CLASSIC_INDEX, MODULAR_INDEX) if name in names]
+    if not indices and CONFIG in names:
+        declared_model(hub.download([CONFIG]), str(hub))  # before the rest of something that is not served
+        return hub.download(model_files(names, options.flags))
     if not indices:
         raise CheckpointError(
-            f"{hub}: not a diffusers checkpoint: the repository holds neither {CLASSIC_INDEX} nor {MODULAR_INDEX}"
+            f"{hub}: no checkpoint: the repository holds neither {CLASSIC_INDEX} nor {MODULAR_INDEX} nor {CONFIG}"
         )
     folder = hub.download(indices)
     wanted: set[str] = set(indices)
@@ -103,6 +135,27 @@ def _fetch_pipeline(config: ModelConfig, options: LoadOptions) -> Path:
         index = parse_index(folder / name)
         wanted |= set(pipeline_files(names, index, options, weights=config.load_format != "dummy"))
     return hub.download(sorted(wanted))
+
+
+def fetch_model(name: str, cache_dir: str | None) -> Path:
+    """The folder of a model of transformers that stands beside another one: a local one, or a hub repository."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if not _is_hub_id(name):
+        raise CheckpointError(f"{name}: no such folder, and not a hub id (OWNER/NAME)")
+    hub = _Hub(name, None, cache_dir, LoadFlags())
+    return hub.cached() if hub_offline() else hub.download(model_files(hub.names(), LoadFlags()))
+
+
+def model_files(names: Collection[str], flags: LoadFlags) -> list[str]:
+    """Which of a repository's files a model of transformers needs: those at its top, and folders of what is beside it.
+    Of several sets of weights, one."""
+    folders = {name.partition("/")[0] for name in names if name.endswith(f"/{CONFIG}") and name.count("/") == 1}
+    wanted = component_files(names, "", flags, weights=True)
+    for folder in sorted(folders):
+        wanted += component_files(names, folder, flags, weights=True)
+    return sorted({*wanted, *(name for name in names if name.endswith(".npy"))})
 
 
 def pipeline_files(names: Collection[str], index: PipelineIndex, options: LoadOptions, *, weights: bool) -> list[str]:

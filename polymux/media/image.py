@@ -41,7 +41,7 @@ def encode(image: Image.Image, format: ImageFormat, quality: int | None = None) 
     if format == "png":
         image.save(target, "PNG")
     elif format == "jpeg":
-        _flat(image).save(target, "JPEG", quality=100 if quality is None else quality)
+        flat(image).save(target, "JPEG", quality=100 if quality is None else quality)
     else:
         image.save(target, "WEBP", quality=100 if quality is None else quality)
     return target.getvalue()
@@ -50,8 +50,8 @@ def encode(image: Image.Image, format: ImageFormat, quality: int | None = None) 
 def decode(data: bytes, *, max_pixels: int, param: str = "image") -> Image.Image:
     """Uploaded bytes as an upright picture in one of the modes that travel (see `polymux.media.wire`).
 
-    The size is checked before any pixel is decoded. Raises InvalidRequestError, with `param`, for anything that is not
-    a whole picture.
+    The size is checked before any pixel is decoded; of an animation, the first frame counts. Raises
+    InvalidRequestError, with `param`, for anything that is not a whole picture.
     """
     Image.init()  # with explicit formats, open() does not register the decoders itself
     try:
@@ -62,6 +62,9 @@ def decode(data: bytes, *, max_pixels: int, param: str = "image") -> Image.Image
                 raise InvalidRequestError(f"{param}: {why}", param=param)
             image.load()
             return to_mode(image)
+    except InvalidRequestError as error:  # of a mode that has no meaning here
+        message = error.message if error.param == param else f"{param}: {error.message}"
+        raise InvalidRequestError(message, param=param) from None
     except Image.DecompressionBombError:
         raise InvalidRequestError(f"{param}: too many pixels: allowed are {max_pixels}", param=param) from None
     except _DAMAGED:
@@ -70,8 +73,8 @@ def decode(data: bytes, *, max_pixels: int, param: str = "image") -> Image.Image
         ) from None
 
 
-def _flat(image: Image.Image) -> Image.Image:
-    """RGB or grey, with transparent parts laid over white, for formats that know no transparency."""
+def flat(image: Image.Image) -> Image.Image:
+    """RGB or grey, with transparent parts laid over white, for whom knows no transparency."""
     if image.mode not in ("LA", "PA", "RGBA"):
         return image
     rgba = image.convert("RGBA")

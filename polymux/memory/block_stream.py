@@ -34,6 +34,7 @@ class BlockStream:
     ) -> None:
         self.source = source
         self.fetched = 0  # blocks brought into slots
+        self.moved = 0  # their bytes
         self.missed = 0  # of these, the ones that nobody had asked for before they were needed
         self._module, self._slots = module, slots
         images = source.layout.blocks
@@ -162,6 +163,7 @@ class BlockStream:
             self._held[place] = index
             self._arrivals[place] = self.source.fetch(index, self._slots.buffers[place], self._now())
             self.fetched += 1
+            self.moved += self.source.layout.blocks[index].nbytes
 
     def _now(self) -> torch.cuda.Event | None:
         return torch.cuda.current_stream().record_event() if self._slots.device.type == "cuda" else None

@@ -26,7 +26,7 @@ class Exchange:
     def __init__(self, groups: Sequence[Mapping[str, torch.nn.Module]], device: torch.device) -> None:
         self._members: dict[str, _Member] = {}
         self._group: dict[str, int] = {}
-        self.moved = 0  # bytes, so far
+        self.moved: dict[str, int] = {}  # bytes to the device so far, by name
         self.nbytes = 0
         for number, group in enumerate(groups):
             offset = 0
@@ -74,7 +74,7 @@ class Exchange:
             if group != self._group[name]:
                 self._evict(other)
         member.load(self._memory)
-        self.moved += member.image.nbytes
+        self.moved[name] = self.moved.get(name, 0) + member.image.nbytes
 
     def close(self) -> None:
         self.free()

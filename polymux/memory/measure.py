@@ -53,10 +53,24 @@ def limit_bytes(limit: float | Literal["auto"], device: torch.device) -> int | N
 
 def used_bytes(device: torch.device) -> int:
     """Memory that this process holds: of the GPU, or for a CPU of the host (its resident set)."""
-    if device.type == "cuda":
-        return torch.cuda.memory_reserved(device)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else resident_bytes()
+
+
+def resident_bytes() -> int:
+    """Memory of the host that this process holds; 0 where the system does not say."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+
+
+def device_bytes(device: torch.device) -> dict[str, int]:
+    """Memory of the GPU that this process holds, by what it is for; nothing on a CPU."""
+    if device.type != "cuda":
+        return {}
+    return {
+        "allocated": torch.cuda.memory_allocated(device),
+        "reserved": torch.cuda.memory_reserved(device),
+        "peak": torch.cuda.max_memory_allocated(device),
+    }
 
 
 def release(device: torch.device) -> None:

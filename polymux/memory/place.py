@@ -44,7 +44,7 @@ def place(
         torch.cuda.set_per_process_memory_fraction(min(limit / total, 1.0), device)
     _warn(chosen, device)
     made = Residency(tenants, chosen, device, _host_side(config, group, mappings or {}))
-    log.info("%s", made.describe())
+    log.debug("%s", made.describe())
     return made
 
 

@@ -103,6 +103,17 @@ class Residency:
             return self._streams[name].ready
         return self._exchange is None or name not in self._exchange or self._exchange.ready(name)
 
+    @property
+    def moved(self) -> dict[str, int]:
+        """Bytes of weights brought to the device for calls so far, by component."""
+        streamed = {name: stream.moved for name, stream in self._streams.items()}
+        return streamed if self._exchange is None else streamed | self._exchange.moved
+
+    @property
+    def late(self) -> dict[str, int]:
+        """Streamed blocks that nobody had asked for before they were needed, by component."""
+        return {name: stream.missed for name, stream in self._streams.items()}
+
     def idle_pass(self, name: str) -> None:
         """Take part in gathering the blocks of a component that other ranks run."""
         stream = self._streams.get(name)

@@ -16,6 +16,7 @@ from polymux.request import Capabilities, StageStats
 log = logging.getLogger(__name__)
 
 RESTART_DELAYS_S = (0.0, 2.0, 10.0)  # a device may need a moment to free what a dead process held
+UNDEAD_S = 30  # for a killed process; one that waits in the kernel, for a device say, may never end
 
 MakeStage = Callable[[], StageClient]
 
@@ -62,9 +63,13 @@ async def relaunch(make_stage: MakeStage, config: EngineConfig) -> RunningStage:
 
 
 async def destroy(stage: StageClient) -> None:
-    """Returns when nothing of the stage is left."""
+    """Returns when nothing of the stage is left, or nothing more can be done about it."""
     stage.kill()
-    await stage.close()
+    try:
+        async with asyncio.timeout(UNDEAD_S):
+            await stage.close()
+    except TimeoutError:
+        log.error("the stage process was killed %d s ago and is still there", UNDEAD_S)
 
 
 async def _until_ready(stage: StageClient) -> RunningStage:

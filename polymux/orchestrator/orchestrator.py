@@ -18,18 +18,18 @@ from typing import Literal
 
 from polymux.config import EngineConfig
 from polymux.errors import InvalidRequestError, NotReadyError, PolymuxError, StageDeadError, from_info
-from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Stats, WakeUp
-from polymux.metrics import Metrics
+from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Stats, Taken, WakeUp
+from polymux.metrics import Metrics, catalog
 from polymux.orchestrator.admission import admit
 from polymux.orchestrator.launch import MakeStage, RunningStage, destroy, launch, relaunch
 from polymux.orchestrator.stage_client import ProcessStage
 from polymux.orchestrator.tickets import Ticket, Tickets
-from polymux.request import Capabilities, Finished, Progress, Request, StageStats
+from polymux.orchestrator.watchdog import Watchdog
+from polymux.request import Capabilities, Finished, News, OutputChunk, Request, SoundPiece, StageStats
 
 log = logging.getLogger(__name__)
 
 Status = Literal["loading", "ready", "asleep", "draining", "dead"]
-STAGE = "0"  # the label of the only stage so far
 
 _NOT_READY: dict[Status, str] = {
     "loading": "the model is still loading",
@@ -37,14 +37,18 @@ _NOT_READY: dict[Status, str] = {
     "draining": "the server is shutting down",
     "dead": "the model's process is gone",
 }
+_LOADING_AGAIN = "the model's process died, and the model is loading again"
 
 
 class Orchestrator:
-    """Starts once, ends once. `make_stage` makes a stage's client, for every process that is started."""
+    """Starts once, ends once. `make_stage` makes a stage's client, for every process that is started; `model_name` is
+    how clients call the model, if not as the configuration does."""
 
-    def __init__(self, config: EngineConfig, make_stage: MakeStage = ProcessStage) -> None:
+    def __init__(
+        self, config: EngineConfig, make_stage: MakeStage = ProcessStage, *, model_name: str | None = None
+    ) -> None:
         self.config = config
-        self.metrics = Metrics()
+        self.metrics = Metrics(model_name or config.model.model)
         self.status: Status = "loading"
         self.reason: PolymuxError | None = None  # why it is dead; for the operator, not for clients
         self.capabilities: Capabilities | None = None  # None until the model was ready for the first time
@@ -58,7 +62,7 @@ class Orchestrator:
         self._turn = asyncio.Lock()  # one goes to sleep, or wakes up, at a time
         self._answer: asyncio.Future[Slept | Awake] | None = None
         self._naps: set[asyncio.Task[int]] = set()
-        self.metrics.watch("stage_ready", "1 if a generation would work now.", lambda: float(self.status == "ready"))
+        self.metrics.watch(catalog.READY, lambda: float(self.status == "ready"))
 
     async def start(self) -> None:
         """Returns when a generation works. Raises what kept the stage from it; then nothing of it is left."""
@@ -74,22 +78,30 @@ class Orchestrator:
             await asyncio.wait([self._keeper])
             raise self.reason or NotReadyError(_NOT_READY["dead"])
 
-    async def generate(self, request: Request) -> AsyncGenerator[Progress | Finished]:
-        """Progress, then the output. Leaving early aborts the request. Raises PolymuxError."""
-        ticket = self.submit(request)
+    def generate(self, request: Request) -> AsyncGenerator[News | Finished]:
+        """Progress, previews, parts of the output, the rest of it. The request is sent, or refused, before this
+        returns; leaving early aborts it. Raises PolymuxError."""
+        return self._follow(self.submit(request))
+
+    async def _follow(self, ticket: Ticket) -> AsyncGenerator[News | Finished]:
         try:
             async with contextlib.aclosing(ticket.events()) as events:
                 async for event in events:
                     yield event
+                    if isinstance(event, (OutputChunk, SoundPiece)):
+                        ticket.unused -= 1
+                        if self._running is not None:
+                            self._running.stage.send(Taken(event.request_id))
         finally:
             if not ticket.ended:
-                self.abort(request.request_id)
+                self.abort(ticket.request_id)
 
     def submit(self, request: Request) -> Ticket:
         """Send a request to the stage. Raises NotReadyError, InvalidRequestError, QueueFullError."""
         try:
             running = self.check_ready()
-            admit(request, running.capabilities, self.config, self._tickets.live)
+            wait = self._tickets.seconds_until_one_ends()
+            admit(request, running.capabilities, self.config, self._tickets.live, wait)
             if request.request_id in self._tickets:
                 message = f"request_id={request.request_id!r}: a request with this id is under way"
                 raise InvalidRequestError(message, param="request_id")
@@ -110,7 +122,8 @@ class Orchestrator:
     def check_ready(self) -> RunningStage:
         """Raises NotReadyError unless a generation would work now."""
         if self.status != "ready" or self._running is None:
-            raise NotReadyError(_NOT_READY[self.status])
+            again = self.status == "loading" and self.capabilities is not None
+            raise NotReadyError(_LOADING_AGAIN if again else _NOT_READY[self.status])
         return self._running
 
     async def sleep(self, level: int) -> int:
@@ -193,7 +206,11 @@ class Orchestrator:
         self._answer = asyncio.get_running_loop().create_future()
         self._running.stage.send(message)
         try:
-            return await self._answer
+            async with asyncio.timeout(self.config.process.stage_init_timeout):
+                return await self._answer
+        except TimeoutError:
+            self.kill()
+            raise StageDeadError("the model's process did not answer in time (--stage-init-timeout)") from None
         finally:
             self._answer = None
 
@@ -207,17 +224,18 @@ class Orchestrator:
 
     async def _keep(self) -> None:
         """The life of the stage, over as many processes as it takes."""
-        start = launch
+        start, running = launch, None
         try:
             while self.status == "loading":
                 running = await start(self._make_stage, self.config)
                 self._take_over(running)
-                self.reason = await self._pump(running)
+                self.reason = await self._attend(running)
                 self._lose()
                 await destroy(running.stage)
+                running = None
                 if self.status == "loading":
                     log.error("%s; starting it again", self.reason)
-                    self.metrics.restarted(STAGE)
+                    self.metrics.restarted()
                     start = relaunch
         except PolymuxError as error:
             self.reason = error
@@ -225,25 +243,41 @@ class Orchestrator:
             log.exception("the orchestrator cannot go on")
             self.reason = PolymuxError(f"internal error: {type(error).__name__}")
         finally:
-            left = self._running
             self._end()
-            if left is not None:
-                await destroy(left.stage)
+            if running is not None:  # also if it was on its way when this was cancelled
+                await destroy(running.stage)
 
     def _take_over(self, running: RunningStage) -> None:
         self._running, self.capabilities, self.stats = running, running.capabilities, running.stats
+        self.metrics.stage_began(running.stats)
         self.reason = None
         if self.status == "loading":
             self.status = "ready"
         self._settled.set()
 
-    async def _pump(self, running: RunningStage) -> PolymuxError | None:
+    async def _attend(self, running: RunningStage) -> PolymuxError | None:
+        """Returns when the stage has ended or hangs, with the reason; None if it was told to end."""
+        patience = self.config.process.stage_hang_timeout
+        watchdog = Watchdog(patience, lambda: self._tickets.expectant)
+        pump, hung = asyncio.create_task(self._pump(running, watchdog)), asyncio.create_task(watchdog.until_hung())
+        try:
+            await asyncio.wait((pump, hung), return_when=asyncio.FIRST_COMPLETED)
+            if pump.done():
+                return pump.result()
+            return StageDeadError(f"the stage gave no sign of progress for {patience:g} s (--stage-hang-timeout)")
+        finally:
+            pump.cancel()
+            hung.cancel()
+            await asyncio.gather(pump, hung, return_exceptions=True)
+
+    async def _pump(self, running: RunningStage, watchdog: Watchdog) -> PolymuxError | None:
         """Hand out what the stage says, until it ends. Returns why it ended; None if it was told to."""
         try:
             async for message in running.events:
+                watchdog.heard()
                 match message:
                     case Stats(stats):
-                        self.metrics.stage(STAGE, self.stats, stats)
+                        self.metrics.stage_reported(stats)
                         self.stats = stats
                     case Fatal(error):
                         return from_info(error)
@@ -264,6 +298,7 @@ class Orchestrator:
         again = self.status in ("ready", "asleep") and self.config.process.restart_stages
         self.status = "loading" if again else "dead"
         self._running = None
+        self.metrics.stage_ended()
         self._tickets.fail_all(StageDeadError("the model's process died while it held the request"))
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(StageDeadError("the model's process died on its way to sleep or from it"))

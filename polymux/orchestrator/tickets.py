@@ -7,27 +7,47 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
 
+from msgspec.structs import replace
+
 from polymux.errors import PolymuxError, RequestAbortedError, from_info
-from polymux.metrics import Metrics, Outcome
-from polymux.request import Event, Failed, Finished, Progress
+from polymux.metrics import Metrics, Outcome, catalog
+from polymux.request import Event, Failed, Finished, News, OutputChunk, Preview, Progress, SoundPiece
+
+RECENT = 32  # requests
 
 
 class Ticket:
-    """One request under way. Iterating gives its progress and then its output; an end without output raises."""
+    """One request under way. Iterating gives what happens to it, and then its output; an end without output raises."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.admitted = time.monotonic()
-        self.started = False  # the stage works on it
+        self.started_at: float | None = None  # the stage works on it
         self.ended = False  # the consumer has its answer; the stage may still have to let go
-        self._events: asyncio.Queue[Progress | Finished | PolymuxError] = asyncio.Queue()
+        self.begun: list[OutputChunk] = []  # of each array that comes in parts, what it is, without the rows
+        self.unused = 0  # parts of the output that the consumer has not used up; the stage may wait for that
+        self._events: asyncio.Queue[News | Finished | PolymuxError] = asyncio.Queue()
 
-    def put(self, event: Progress | Finished | PolymuxError) -> None:
+    @property
+    def started(self) -> bool:
+        return self.started_at is not None
+
+    @property
+    def held_up(self) -> bool:
+        """Whether it may be the consumer that the next event waits for, and not the stage."""
+        return self.unused > 0 and not self.ended
+
+    def put(self, event: News | Finished | PolymuxError) -> None:
+        if isinstance(event, (OutputChunk, SoundPiece)):
+            self.unused += 1
+        if isinstance(event, OutputChunk) and event.start == 0:
+            self.begun.append(replace(event, rows=replace(event.rows, data=b"")))
         self._events.put_nowait(event)
 
-    async def events(self) -> AsyncGenerator[Progress | Finished]:
+    async def events(self) -> AsyncGenerator[News | Finished]:
         while True:
             event = await self._events.get()
             if isinstance(event, PolymuxError):
@@ -43,10 +63,20 @@ class Tickets:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._tickets: dict[str, Ticket] = {}
+        self._recent: deque[float] = deque(maxlen=RECENT)  # seconds that the last ones ran
         self._none_live = asyncio.Event()
         self._none_live.set()
-        metrics.watch("requests_running", "Requests that the stage works on.", lambda: self.running)
-        metrics.watch("requests_waiting", "Requests that wait for a place in flight.", lambda: self.waiting)
+        metrics.watch(catalog.RUNNING, lambda: self.running)
+        metrics.watch(catalog.WAITING, lambda: self.waiting)
+
+    def __len__(self) -> int:
+        """Requests that the stage holds."""
+        return len(self._tickets)
+
+    @property
+    def expectant(self) -> bool:
+        """Whether there is a request of which the stage owes news."""
+        return any(not ticket.held_up for ticket in self._tickets.values())
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._tickets
@@ -64,6 +94,13 @@ class Tickets:
     def waiting(self) -> int:
         return sum(not (ticket.started or ticket.ended) for ticket in self._tickets.values())
 
+    def seconds_until_one_ends(self) -> float:
+        """An estimate, from how long the last ones ran and how old those are that run. 0: nothing is known."""
+        now = time.monotonic()
+        ages = [now - ticket.started_at for ticket in self._tickets.values() if ticket.started_at is not None]
+        means = [sum(seconds) / len(seconds) for seconds in (self._recent, ages) if seconds]
+        return max(means, default=0.0) / max(len(ages), 1)
+
     def open(self, request_id: str) -> Ticket:
         ticket = self._tickets[request_id] = Ticket(request_id)
         self._none_live.clear()
@@ -74,8 +111,9 @@ class Tickets:
         ticket = self._tickets.get(event.request_id)
         if ticket is None:
             return
-        if isinstance(event, Progress):
-            ticket.started |= event.phase != "queued"
+        if isinstance(event, (Progress, Preview, OutputChunk, SoundPiece)):
+            if not ticket.started and not (isinstance(event, Progress) and event.phase == "queued"):
+                ticket.started_at = time.monotonic()
             if not ticket.ended:
                 ticket.put(event)
             return
@@ -107,16 +145,18 @@ class Tickets:
             return
         ticket.ended = True
         ticket.put(how)
-        outcome = outcome_of(how)
-        self._metrics.count(outcome, time.monotonic() - ticket.admitted if outcome == "success" else None)
+        if isinstance(how, Finished):
+            now = time.monotonic()
+            self._recent.append(now - (ticket.started_at or now))
+            self._metrics.finished(how, now - ticket.admitted, ticket.begun)
+        else:
+            self._metrics.count(outcome_of(how))
         if self.live == 0:
             self._none_live.set()
 
 
-def outcome_of(how: Finished | PolymuxError) -> Outcome:
-    """Under which outcome an end is counted. What only the pipeline could refuse is refused, too."""
-    if isinstance(how, Finished):
-        return "success"
-    if isinstance(how, RequestAbortedError):
+def outcome_of(error: PolymuxError) -> Outcome:
+    """Under which outcome an error is counted. What only the pipeline could refuse is refused, too."""
+    if isinstance(error, RequestAbortedError):
         return "aborted"
-    return "refused" if how.status < 500 else "failure"
+    return "refused" if error.status < 500 else "failed"

@@ -15,11 +15,21 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from polymux.errors import InvalidRequestError, PolymuxError, QueueFullError
-from polymux.server.protocol import ErrorDetail, ErrorResponse
+from polymux.errors import (
+    AuthenticationError,
+    DeadlineExceededError,
+    GenerationError,
+    HeadersTooLargeError,
+    InvalidRequestError,
+    PolymuxError,
+    RequestAbortedError,
+)
+from polymux.server.protocol import UNION_TAG, ErrorDetail, ErrorResponse
 
 _PATH = re.compile(r"""(?<=['"])~?/[^'"]*|(?<![\w.])~?/[^\s'",;:()]+""")
+_FIELDS = {"height": "size", "width": "size", "num_outputs_per_prompt": "n"}  # the engine's names -> OpenAI's
 _HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 
 
@@ -27,6 +37,7 @@ def install(app: FastAPI) -> None:
     """Make `app` answer every error through this module."""
     app.add_exception_handler(PolymuxError, _on_polymux_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_unexpected)
 
 
@@ -37,8 +48,24 @@ def error_body(error: PolymuxError) -> ErrorResponse:
 
 
 def error_response(error: PolymuxError) -> Response:
-    headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, QueueFullError) else None
-    return JSONResponse(error_body(error).model_dump(), error.status, headers)
+    return JSONResponse(error_body(error).model_dump(), error.status, error_headers(error))
+
+
+def error_headers(error: PolymuxError) -> dict[str, str]:
+    """What an answer says beside its body."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, (DeadlineExceededError, GenerationError)):
+        headers["x-should-retry"] = "false"  # OpenAI's SDKs would send the same again, twice
+    if isinstance(error, AuthenticationError):
+        headers["www-authenticate"] = "Bearer"
+    return headers
+
+
+def headers_too_large(limit: int) -> HeadersTooLargeError:
+    """Found out in two places: by the parser, and behind it."""
+    return HeadersTooLargeError(f"the headers have more than {limit} bytes (--max-header-bytes)")
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -46,11 +73,30 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorResponse} for status in statuses}
 
 
+def in_field_of(model: type[BaseModel], error: InvalidRequestError) -> InvalidRequestError:
+    """The same error, where it says to use a field that this body calls otherwise, or does not have."""
+    name = (error.param or "").removeprefix("extra_args.")
+    hint = f"use the field {name}"
+    if not error.message.endswith(hint):
+        return error
+    field = _FIELDS.get(name, name)
+    better = f"use the field {field}" if field in model.model_fields else "it cannot be chosen here"
+    return InvalidRequestError(error.message.removesuffix(hint) + better, param=error.param)
+
+
 def from_validation(error: ValidationError, model: type[BaseModel]) -> InvalidRequestError:
     """The first fault that pydantic found in a JSON body, in our words: field, value, what is allowed."""
     fault = error.errors(include_url=False)[0]
-    param = ".".join(str(part) for part in fault["loc"]) or None
+    param = ".".join(_path(fault)) or None
     return InvalidRequestError(_message(fault, param, model), param=param)
+
+
+def _path(fault: ErrorDetails) -> list[str]:
+    """Where the fault is, as the client wrote it."""
+    *parts, last = map(str, fault["loc"] or ("",))
+    kept = [part for part in parts if not part.startswith(UNION_TAG)]
+    is_tag = last.startswith(UNION_TAG) and fault["type"] != "extra_forbidden"
+    return kept if is_tag or not last else [*kept, last]
 
 
 def _message(fault: ErrorDetails, param: str | None, model: type[BaseModel]) -> str:
@@ -61,12 +107,25 @@ def _message(fault: ErrorDetails, param: str | None, model: type[BaseModel]) -> 
         case "missing":
             return f"{param} is missing"
         case "extra_forbidden":
-            return f"unknown field {reprlib.repr(param)}; known are {', '.join(model.model_fields)}"
+            known = f"; known are {', '.join(model.model_fields)}" if len(fault["loc"]) == 1 else ""
+            return f"unknown field {reprlib.repr(param)}{known}"
         case _ if param is None:
             return f"the body must be {reason}"
-        case "size":
+        case "too_long" | "too_short" | "string_too_long" | "string_too_short" as kind:
+            return f"{param}={reprlib.repr(fault['input'])}: must {_length(kind, fault['ctx'])}"
+        case "size" | "reference" | "value":
             return f"{param}={reprlib.repr(fault['input'])}: {reason}"
+        case "string_too_long" | "string_too_short" | "too_long" | "too_short":
+            reason = re.sub(r"^\w+ should (have at \w+ \d+ \w+).*", r"\1", reason)
+            return f"{param}={reprlib.repr(fault['input'])}: must {reason}"
     return f"{param}={reprlib.repr(fault['input'])}: must be {reason}"
+
+
+def _length(kind: str, limits: dict[str, Any]) -> str:
+    what = "characters" if kind.startswith("string") else "items"
+    if kind.endswith("long"):
+        return f"have at most {limits['max_length']} {what}" if limits["max_length"] else "be empty"
+    return f"have at least {limits['min_length']} {what}" if limits["min_length"] > 1 else "not be empty"
 
 
 def _on_polymux_error(request: Request, error: Exception) -> Response:
@@ -81,6 +140,11 @@ def _on_http_exception(request: Request, error: Exception) -> Response:
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
     detail = ErrorDetail(message=f"{request.method}: {error.detail}", type=kind, param=None, code=code)
     return JSONResponse(ErrorResponse(error=detail).model_dump(), error.status_code, error.headers)
+
+
+def _on_disconnect(request: Request, error: Exception) -> Response:
+    """The client left while it sent the body: for the log."""
+    return error_response(RequestAbortedError("the client left"))
 
 
 def _on_unexpected(request: Request, error: Exception) -> Response:

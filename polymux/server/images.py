@@ -1,116 +1,187 @@
-"""POST /v1/images/generations: OpenAI's request in, pictures out.
+"""The routes below /v1/images/: OpenAI's requests in, pictures out.
 
-Translates between OpenAI's words (n, size) and the sampling parameters, and encodes. Whether the model can do it is
-checked behind it.
+The routes alone: what a body means stands in `image_request` and `image_inputs`, what an answer holds in
+`image_answer`. Whether the model can do what is asked is checked behind them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from PIL import Image
+from pydantic import BaseModel
 
-from polymux.errors import InvalidRequestError, PolymuxError
-from polymux.media.image import ImageFormat, encode
-from polymux.omni_output import OmniRequestOutput
-from polymux.request import OmniDiffusionSamplingParams
+from polymux.errors import InvalidRequestError
 from polymux.server.body import parse
 from polymux.server.errors import responses
-from polymux.server.generation import generate
-from polymux.server.protocol import GeneratedImage, ImageGenerationRequest, ImagesResponse
+from polymux.server.files import url_of
+from polymux.server.forms import MEDIA_TYPE, is_form, parse_form
+from polymux.server.generation import connected, generate
+from polymux.server.image_answer import Encoding, by_url, encoded, inline
+from polymux.server.image_inputs import (
+    Sources,
+    check_no_picture_needed,
+    check_sources,
+    client_words,
+    load,
+    output_size,
+    prompt_of,
+    sized,
+)
+from polymux.server.image_request import (
+    ImageJob,
+    Streaming,
+    Words,
+    admit,
+    asked_size,
+    refusals_counted,
+    sampling_params,
+)
+from polymux.server.image_stream import image_events
+from polymux.server.protocol import (
+    ImageEditFields,
+    ImageEditRequest,
+    ImageGenerationRequest,
+    ImagesResponse,
+    ImageVariationFields,
+)
+from polymux.server.schemas import schema_of
+from polymux.server.sse import STREAMED, stream
 from polymux.server.state import ServerState
 
-_SCHEMA = {"content": {"application/json": {"schema": ImageGenerationRequest.model_json_schema()}}, "required": True}
+_ERRORS = responses(400, 404, 413, 429, 500, 503)
+_UPLOAD = {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
+
+
+def _json(model: type[BaseModel]) -> dict[str, object]:
+    return {"application/json": {"schema": schema_of(model)}}
+
+
+def _form(model: type[BaseModel], *uploads: str) -> dict[str, object]:
+    schema = schema_of(model)
+    schema["properties"] = dict.fromkeys(uploads, _UPLOAD) | schema["properties"]
+    schema["required"] = ["image", *schema.get("required", [])]
+    return {MEDIA_TYPE: {"schema": schema}}
+
+
+def _body(*content: dict[str, object]) -> dict[str, object]:
+    return {
+        "requestBody": {"content": {key: value for part in content for key, value in part.items()}, "required": True}
+    }
 
 
 def routes(state: ServerState) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(responses=_ERRORS)
 
     @router.post(
         "/v1/images/generations",
         response_model=ImagesResponse,
-        responses=responses(400, 404, 413, 429, 500, 503),
-        openapi_extra={"requestBody": _SCHEMA},
+        responses=STREAMED,
+        openapi_extra=_body(_json(ImageGenerationRequest)),
     )
     async def create_image(request: Request) -> Response:
         """Pictures from a prompt. Leaving early cancels."""
-        try:
+        with refusals_counted(state):
             body = await parse(request, ImageGenerationRequest)
-            if body.user is not None:
-                request.state.user = body.user
-            state.check_model(body.model)
-            if body.output_compression is not None and body.output_format not in ("jpeg", "webp"):
-                raise _png_compression(body)
-            _check_makes_images(state)
-        except PolymuxError:
-            state.omni.metrics.count("refused")  # all that pass here are counted behind it
-            raise
-        try:
-            output = await generate(state.omni, request, body.prompt, _params(body))
-        except InvalidRequestError as error:
-            raise _in_words_of(body, error) from None
-        content = await asyncio.to_thread(_answer, output, body.output_format or "png", body.output_compression)
-        return Response(content, media_type="application/json")
+            capabilities = await admit(state, request, body)
+            check_no_picture_needed(capabilities)
+            encoding, words = Encoding.of(body, capabilities), Words(body, client_words(capabilities))
+            job = ImageJob(
+                body.prompt,
+                sampling_params(state, body, asked_size(body.size)),
+                encoding,
+                words,
+                body.response_format == "url",
+                Streaming.of(body),
+            )
+        return await respond(state, request, job)
+
+    @router.post(
+        "/v1/images/edits",
+        response_model=ImagesResponse,
+        responses=STREAMED,
+        openapi_extra=_body(_form(ImageEditFields, "image", "mask"), _json(ImageEditRequest)),
+    )
+    async def edit_image(request: Request) -> Response:
+        """Pictures from pictures and a prompt, as a form with uploads or as JSON with URLs. Leaving early cancels."""
+        with refusals_counted(state):
+            job = await edit_job(state, request, *await _edit(request))
+        return await respond(state, request, job)
+
+    @router.post(
+        "/v1/images/variations",
+        response_model=ImagesResponse,
+        openapi_extra=_body(_form(ImageVariationFields, "image")),
+    )
+    async def vary_image(request: Request) -> Response:
+        """Pictures like a picture, where the model can do that without a prompt. Leaving early cancels."""
+        with refusals_counted(state):
+            job = await edit_job(state, request, *await _variation(request))
+        return await respond(state, request, job)
 
     return router
 
 
-def _params(body: ImageGenerationRequest) -> OmniDiffusionSamplingParams:
-    width, height = (None, None) if body.size in (None, "auto") else map(int, body.size.split("x"))
-    return OmniDiffusionSamplingParams(
-        height=height,
-        width=width,
-        num_outputs_per_prompt=1 if body.n is None else body.n,
-        seed=body.seed,
-        num_inference_steps=body.num_inference_steps,
-        guidance_scale=body.guidance_scale,
-        guidance_scale_2=body.guidance_scale_2,
-        true_cfg_scale=body.true_cfg_scale,
-        negative_prompt=body.negative_prompt,
-        sigmas=body.sigmas,
-        timesteps=body.timesteps,
-        max_sequence_length=body.max_sequence_length,
-        extra_args=body.extra_args or {},
-    )
+async def _edit(request: Request) -> tuple[ImageEditFields, Sources]:
+    if is_form(request):
+        fields, files = await parse_form(request, ImageEditFields, ("image", "mask"))
+        if len(files["mask"]) > 1:
+            raise InvalidRequestError("mask is given more than once", param="mask")
+        return fields, Sources(files["image"], next(iter(files["mask"]), None))
+    body = await parse(request, ImageEditRequest, or_form=True)
+    if body.image is not None and body.images is not None:
+        raise InvalidRequestError("images: cannot be combined with image", param="images")
+    field = "image" if body.images is None else "images"
+    return body, Sources(body.image or body.images or (), body.mask, field)
 
 
-def _answer(output: OmniRequestOutput, format: ImageFormat, quality: int | None) -> bytes:
-    """The answer's bytes. Runs in a thread: encoding takes as long as many requests take to parse."""
-    images = [image for image in output.images if isinstance(image, Image.Image)]
-    seeds = output.seeds if len(output.seeds) == len(images) else [None] * len(images)
-    data = [
-        GeneratedImage(b64_json=base64.b64encode(encode(image, format, quality)).decode(), seed=seed)
-        for image, seed in zip(images, seeds, strict=True)
-    ]
-    answer = ImagesResponse(
-        created=int(time.time()),
-        data=data,
-        output_format=format,
-        size=f"{images[0].width}x{images[0].height}",
-        seed=output.seeds[0],
-    )
-    return answer.model_dump_json().encode()
+async def _variation(request: Request) -> tuple[ImageVariationFields, Sources]:
+    fields, files = await parse_form(request, ImageVariationFields, ("image",))
+    return fields, Sources(files["image"])
 
 
-def _in_words_of(body: ImageGenerationRequest, error: InvalidRequestError) -> InvalidRequestError:
-    """The same error, about the field that the client sent."""
-    if error.param in ("height", "width", "size"):
-        return type(error)(f"size={body.size!r}: {error.message}", param="size")
-    if error.param == "num_outputs_per_prompt":
-        return type(error)(error.message.replace("num_outputs_per_prompt", "n", 1), param="n")
-    return error
+async def edit_job(
+    state: ServerState, request: Request, body: ImageEditFields | ImageVariationFields, sources: Sources
+) -> ImageJob:
+    """What to do for a request that brings pictures. Fetches and decodes them. Raises PolymuxError.
+
+    What was uploaded is not needed after that: callers keep no reference to it.
+    """
+    capabilities = await admit(state, request, body)
+    if isinstance(body, ImageVariationFields) and not capabilities.variations:
+        raise InvalidRequestError("the model makes no variations of a picture; see /v1/images/edits", param="model")
+    streaming = Streaming.of(body) if isinstance(body, ImageEditFields) else None
+    check_sources(sources, capabilities)
+    encoding, words = Encoding.of(body, capabilities), Words(body, client_words(capabilities, sources.field))
+    loading = load(state.media, sources, capabilities, state.config.media.max_input_image_size)
+    pictures = await connected(request, loading)
+    try:
+        size = output_size(body.size, pictures.pictures[0], capabilities)
+        pictures, size = await asyncio.to_thread(sized, pictures, size, capabilities, state.omni.config.limits)
+    except InvalidRequestError as error:
+        raise words.of(error) from None
+    params = sampling_params(state, body, size, strength=body.strength)
+    text = body.prompt if isinstance(body, ImageEditFields) else ""
+    prompt = prompt_of(text, pictures, capabilities)
+    return ImageJob(prompt, params, encoding, words, body.response_format == "url", streaming)
 
 
-def _png_compression(body: ImageGenerationRequest) -> InvalidRequestError:
-    why = 'png takes none; set output_format to "jpeg" or "webp"'
-    return InvalidRequestError(f"output_compression={body.output_compression}: {why}", param="output_compression")
-
-
-def _check_makes_images(state: ServerState) -> None:
-    capabilities = state.omni.capabilities
-    if capabilities is not None and capabilities.modality != "image":
-        raise InvalidRequestError(f"the model makes {capabilities.modality}, not pictures", param="model")
+async def respond(state: ServerState, request: Request, job: ImageJob) -> Response:
+    """Generate, and answer when all pictures are there, or piece by piece."""
+    if job.streaming is not None:
+        return await stream(image_events(state, request, job, job.streaming))
+    try:
+        output = await generate(state.omni, request, job.prompt, job.params)
+    except InvalidRequestError as error:
+        raise job.words.of(error) from None
+    if job.as_url:
+        pictures = await asyncio.to_thread(encoded, output, job.encoding)
+        names = state.image_files.add(pictures)
+        files = state.config.files
+        urls = [url_of(name, request, files.public_url) for name in names]
+        content = by_url(pictures, output.seeds[0], urls, int(time.time() + files.image_url_ttl))
+    else:
+        content = await asyncio.to_thread(lambda: inline(encoded(output, job.encoding), output.seeds[0]))
+    return Response(content, media_type="application/json")

@@ -11,14 +11,19 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Generator
 
 import uvicorn
 
-from polymux.config import EngineConfig, ServerConfig
+from polymux import logs
+from polymux.config import EngineConfig
 from polymux.errors import ConfigError
 from polymux.omni import AsyncOmni
 from polymux.server.app import build_app
+from polymux.server.http_protocol import protocol_for
+from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 
 logger = logging.getLogger("polymux.server")
 
@@ -31,8 +36,7 @@ def run(engine: EngineConfig, config: ServerConfig) -> int:
 
     Raises ConfigError, and what kept the model from loading.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
-    logging.getLogger("polymux").setLevel(config.log_level.upper())
+    logs.configure(engine.log)
     return asyncio.run(_serve(engine, config))
 
 
@@ -45,33 +49,55 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(engine: EngineConfig, config: ServerConfig) -> int:
-    omni = AsyncOmni.from_config(engine)
-    listener = _listen(config)
-    http = _Server(
-        uvicorn.Config(
-            build_app(omni, config),
-            http="h11",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            log_level="warning",
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=FLUSH_S,
-        )
-    )
+    omni = AsyncOmni.from_config(engine, model_name=config.served_model_name)
+    state = ServerState(omni, config)
+    http = _Server(http_config(state))
+    listener = listen(config)
+    if config.video.video_dir is not None:
+        await state.videos.open()  # before the model loads: what is wrong with it should not take minutes
     stop, hurry = _signals()
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     print(f"Listening on {_url(config, listener)}", flush=True)
     try:
-        return await _live(omni, stop, serving)
+        return await _live(state, omni, stop, serving)
     finally:
         await _drain(omni, engine.process.shutdown_grace, hurry)
         http.should_exit = True
         await serving
+        await state.aclose()
 
 
-async def _live(omni: AsyncOmni, stop: asyncio.Event, serving: asyncio.Task[None]) -> int:
+def http_config(state: ServerState) -> uvicorn.Config:
+    """uvicorn, told how to serve. Raises ConfigError."""
+    http, access = state.config.http, state.config.access
+    config = uvicorn.Config(
+        build_app(state),
+        http=protocol_for(http),
+        ws="none",
+        h11_max_incomplete_event_size=http.max_header_bytes,
+        ssl_certfile=access.ssl_certfile,
+        ssl_keyfile=access.ssl_keyfile,
+        ssl_keyfile_password="none",  # of an encrypted key, OpenSSL would ask for the password at the terminal
+        ssl_ca_certs=access.ssl_ca_certs,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if access.ssl_ca_certs else ssl.CERT_NONE,
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,  # anybody can send them
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=FLUSH_S,
+    )
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError too
+        files = ", ".join(file for file in (access.ssl_certfile, access.ssl_keyfile, access.ssl_ca_certs) if file)
+        raise ConfigError(f"TLS cannot be set up with {files}: {error}", param="ssl_certfile") from None
+    return config
+
+
+async def _live(state: ServerState, omni: AsyncOmni, stop: asyncio.Event, serving: asyncio.Task[None]) -> int:
     stopping = asyncio.create_task(stop.wait())
     starting = asyncio.create_task(omni.start())
     dead = asyncio.create_task(omni.until_dead())
@@ -81,6 +107,8 @@ async def _live(omni: AsyncOmni, stop: asyncio.Event, serving: asyncio.Task[None
             starting.result()  # raises what kept the model from loading
             if omni.capabilities is not None:
                 logger.info("%s", omni.capabilities.storage)
+                if omni.capabilities.modality == "video":
+                    await state.videos.open()
             logger.info("Ready")
             await asyncio.wait((dead, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
@@ -116,7 +144,8 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     return first, second
 
 
-def _listen(config: ServerConfig) -> socket.socket:
+def listen(config: ServerConfig) -> socket.socket:
+    """The bound port. Raises ConfigError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -125,9 +154,13 @@ def _listen(config: ServerConfig) -> socket.socket:
     except OSError as error:
         raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from None
     listener.setblocking(False)
+    # Connections inherit it. asyncio would set it, but not where the listener was made without naming the protocol; and
+    # without it, the second piece of an answer waits until the client has confirmed the first one, commonly 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def _url(config: ServerConfig, listener: socket.socket) -> str:
     host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"http://{host}:{listener.getsockname()[1]}"
+    scheme = "https" if config.access.ssl_certfile else "http"
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"

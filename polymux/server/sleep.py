@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from polymux.server.body import parse
+from polymux.server.deadline import within
 from polymux.server.errors import responses
 from polymux.server.protocol import SleepRequest, SleepResponse, WakeUpResponse
 from polymux.server.state import ServerState
@@ -15,16 +16,16 @@ _SCHEMA = {"content": {"application/json": {"schema": SleepRequest.model_json_sc
 def routes(state: ServerState) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/omni/sleep", responses=responses(400, 503), openapi_extra={"requestBody": _SCHEMA})
+    @router.post("/v1/omni/sleep", responses=responses(400, 503, 504), openapi_extra={"requestBody": _SCHEMA})
     async def sleep(request: Request) -> SleepResponse:
         """Answers when requests under way have finished and the memory is free; until wake-up others get 503."""
         body = await parse(request, SleepRequest) if await request.body() else SleepRequest()
-        return SleepResponse(level=body.level, freed_bytes=await state.omni.sleep(body.level))
+        return SleepResponse(level=body.level, freed_bytes=await within(request, state.omni.sleep(body.level)))
 
-    @router.post("/v1/omni/wakeup", responses=responses(503))
-    async def wakeup() -> WakeUpResponse:
+    @router.post("/v1/omni/wakeup", responses=responses(503, 504))
+    async def wakeup(request: Request) -> WakeUpResponse:
         """Answers when a generation works again."""
-        await state.omni.wake_up()
+        await within(request, state.omni.wake_up())
         return WakeUpResponse()
 
     return router

@@ -1,4 +1,5 @@
-"""What the routes of one server share: the generator behind it, the server's configuration, the names of the model.
+"""What the routes of one server share: the generator behind it, the server's configuration, the media
+loader, the names of the model.
 
 Knows what a server needs of `AsyncOmni`, and no more; anything with these members can stand in for it.
 """
@@ -9,13 +10,19 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from polymux.config import EngineConfig, ServerConfig
+from polymux.config import EngineConfig, video_dir
 from polymux.errors import ModelNotFoundError
+from polymux.media.source import MediaLoader
 from polymux.metrics import Metrics
-from polymux.omni_output import OmniRequestOutput
+from polymux.omni_output import OmniPreview, OmniRequestOutput
 from polymux.orchestrator.orchestrator import Status
-from polymux.prompts import Prompt
-from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress
+from polymux.prompts import Params, Prompt
+from polymux.request import Capabilities, OutputChunk, Progress, SoundPiece
+from polymux.server.adapter_files import AdapterFiles
+from polymux.server.http_metrics import HttpMetrics
+from polymux.server.image_store import ImageStore
+from polymux.server.video_jobs import VideoJobs
+from polymux.server_config import ServerConfig
 
 
 class Generator(Protocol):
@@ -46,9 +53,25 @@ class Generator(Protocol):
         ...
 
     def generate(
-        self, prompt: Prompt, sampling_params: OmniDiffusionSamplingParams, *, request_id: str | None = None
-    ) -> AsyncGenerator[Progress | OmniRequestOutput]:
-        """Progress, and then the output. Leaving early aborts the request. Raises PolymuxError."""
+        self,
+        prompt: Prompt,
+        sampling_params: Params,
+        *,
+        request_id: str | None = None,
+        partial_images: int = 0,
+    ) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
+        """Progress, up to `partial_images` previews of each picture, and then the output. Leaving early aborts the
+        request. Raises PolymuxError."""
+        ...
+
+    def stream(
+        self, prompt: Prompt, sampling_params: Params, *, request_id: str | None = None
+    ) -> AsyncGenerator[Progress | OutputChunk | SoundPiece | OmniRequestOutput]:
+        """`generate` with large arrays in parts. Sent, or refused, before this returns. Raises PolymuxError."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request. Unknown ids are no error."""
         ...
 
 
@@ -56,9 +79,20 @@ class ServerState:
     """One per server."""
 
     def __init__(self, omni: Generator, config: ServerConfig) -> None:
+        """Raises ConfigError for what only this machine can say, such as a folder that is not there."""
         self.omni = omni
         self.config = config
+        self.media = MediaLoader(config.media)
+        self.adapters = AdapterFiles(config.adapter_files)
+        self.image_files = ImageStore(config.files)
+        self.videos = VideoJobs(omni, config.video, video_dir(config))
+        self.http_metrics = HttpMetrics()
         self.created = int(time.time())
+
+    async def aclose(self) -> None:
+        """Gives back what the routes share. The generator belongs to whoever made it."""
+        await self.videos.close()
+        await self.media.aclose()
 
     @property
     def model_names(self) -> tuple[str, ...]:

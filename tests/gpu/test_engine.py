@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,7 @@ from polymux.config import EngineConfig
 from polymux.engine.diffusion_engine import DiffusionEngine
 from polymux.loading import load_pipeline
 from polymux.media.wire import from_wire
-from polymux.request import Event, Failed, Finished, OmniDiffusionSamplingParams, Request
+from polymux.request import Event, Failed, Finished, OmniDiffusionSamplingParams, Preview, Request
 
 DEVICE = torch.device("cuda", 0)
 CALL = {"prompt": "a photo of a cat", "height": 64, "width": 64, "num_inference_steps": 4}
@@ -71,6 +72,19 @@ def test_output_is_that_of_the_bare_pipeline(pipeline: Any) -> None:
     assert both.stats.calls != both.stats.merged
     assert max(np.abs(picture(done[str(s)]) - bare[s - 1]).max() for s in (1, 2)) < 1e-4
     both.close()
+
+
+def test_previews_leave_the_output_alone(pipeline: Any) -> None:
+    engine = engine_for(pipeline, in_flight=1)
+    engine.add(request("1", 1))
+    plain = picture(drive(engine)["1"])
+    engine.add(msgspec.structs.replace(request("1", 1), partial_images=3))
+    events: list[Event] = []
+    while engine.busy:
+        events += engine.step()
+    assert [event.step for event in events if isinstance(event, Preview)] == [1, 2, 3]
+    assert np.array_equal(picture(events[-1]), plain)
+    engine.close()
 
 
 def test_default_generators_of_the_caller_are_left_alone(pipeline: Any) -> None:

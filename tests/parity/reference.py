@@ -18,6 +18,7 @@ from polymux.request import OmniDiffusionSamplingParams, Request
 
 Arrays = list[np.ndarray[Any, np.dtype[Any]]]
 OUTPUTS = ("images", "image", "frames", "videos", "audios", "audio", "sound")
+NAMES = {"frame_rate": "fps"} | dict.fromkeys(("audio_end_in_s", "audio_duration", "audio_duration_s"), "seconds")
 FIELDS = {f.name for f in dataclasses.fields(OmniDiffusionSamplingParams)}
 
 
@@ -58,7 +59,7 @@ def _leaves(value: Any) -> Arrays:
 
 def request(call: Mapping[str, Any], request_id: str, seed: int, output_type: str = "np", n: int = 1) -> Request:
     """The same call as a request."""
-    call = {{"frame_rate": "fps"}.get(k, k): v for k, v in call.items()}
+    call = {NAMES.get(k, k): v for k, v in call.items()}
     media = {k: v for k, v in call.items() if _is_media(v)}
     fields = {k: v for k, v in call.items() if k in FIELDS}
     apart = {"prompt", "max_area", *FIELDS, *media}  # the area follows from height and width

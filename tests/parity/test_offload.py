@@ -86,4 +86,5 @@ def test_family(name: str, tiny_checkpoint: Callable[..., Path], monkeypatch: py
         assert sum(stream.missed for stream in run.streams) == 0, "the blocks do not run in the declared order"
         if strategy == "layerwise":
             assert sum(stream.fetched for stream in run.streams) > sum(run.stats.calls.values()) / 2
+        assert sum(run.stats.offload_bytes.values()) > 0 and not any(run.stats.offload_late.values())
         run.engine.close()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from server_process import Server, serving
+
+from polymux.testing.flow_network import random_network, write
 
 FLAGS = ("--max-num-seqs", "4", "--max-inference-steps", "200000", "--max-body-bytes", "1000000")
 
@@ -14,3 +17,25 @@ FLAGS = ("--max-num-seqs", "4", "--max-inference-steps", "200000", "--max-body-b
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving("demo", tmp_path_factory.mktemp("server"), *FLAGS) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def video_server(
+    tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, Path]]:
+    """One that makes videos, one at a time and in small chunks; and the folder that it keeps them in."""
+    folder = tmp_path_factory.mktemp("videos")
+    flags = (
+        "--frame-interpolation-model-path",
+        str(write(folder / "network.safetensors", random_network())),
+        "--max-num-seqs",
+        "1",
+        "--max-queue",
+        "3",
+        "--max-inference-steps",
+        "200000",
+        "--output-chunk-bytes",
+        "9000",
+    )
+    with serving(tiny_checkpoint("wan21-t2v"), folder, *flags, "--video-dir", str(folder / "kept")) as running:
+        yield running, folder / "kept"

@@ -25,6 +25,7 @@ MODEL = "tiny-img"
 BASE: dict[str, Any] = {"model": MODEL, "prompt": "a", "size": "64x64", "num_inference_steps": 2, "seed": 1}
 ENDLESS = BASE | {"num_inference_steps": 100_000}
 START_S = 120  # for loading, on a machine that does other things too
+SAME = ("model_name", "stage", "replica")  # labels
 IMAGES = "/v1/images/generations"
 
 
@@ -66,24 +67,25 @@ class Server:
         return self.http.post(IMAGES, **sent, **kwargs)
 
     def metrics(self) -> dict[str, float]:
-        """Every sample by its name and labels, as they are written: `polymux_requests_total{outcome="success"}`."""
+        """Every sample by its name and labels, as they are written: `polymux:requests_total{outcome="completed"}`.
+        Labels that are the same everywhere here are left out."""
         text = self.http.get("/metrics").text
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         return {_written(sample.name, sample.labels): sample.value for sample in samples}
 
     def outcomes(self) -> dict[str, float]:
         metrics = self.metrics()
-        kinds = ("success", "failure", "aborted", "refused")
-        return {kind: metrics[f'polymux_requests_total{{outcome="{kind}"}}'] for kind in kinds}
+        kinds = ("completed", "failed", "aborted", "refused")
+        return {kind: metrics[f'polymux:requests_total{{outcome="{kind}"}}'] for kind in kinds}
 
     def running(self) -> float:
-        return self.metrics()["polymux_requests_running"]
+        return self.metrics()["polymux:num_requests_running"]
 
     def waiting(self) -> float:
-        return self.metrics()["polymux_requests_waiting"]
+        return self.metrics()["polymux:num_requests_waiting"]
 
     def steps(self) -> float:
-        return self.metrics()['polymux_denoise_steps_total{stage="0"}']
+        return self.metrics()["polymux:denoise_steps_total"]
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -163,5 +165,5 @@ def alive(process: psutil.Process) -> bool:
 
 
 def _written(name: str, labels: dict[str, str]) -> str:
-    inside = ",".join(f'{key}="{value}"' for key, value in labels.items())
+    inside = ",".join(f'{key}="{value}"' for key, value in labels.items() if key not in SAME)
     return f"{name}{{{inside}}}" if inside else name

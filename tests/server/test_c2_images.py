@@ -117,7 +117,7 @@ def test_the_log_has_a_line_and_no_prompt(server: Server) -> None:
 def test_metrics_are_prometheus_text(server: Server) -> None:
     response = server.http.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
-    assert "# TYPE polymux_requests_total counter" in response.text
+    assert "# TYPE polymux:requests_total counter" in response.text
 
 
 def test_keep_alive_serves_many_requests_on_one_connection(server: Server) -> None:

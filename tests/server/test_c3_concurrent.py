@@ -34,7 +34,7 @@ def test_thirteen_at_once_five_times(server: Server) -> None:
         assert [answer.status_code for answer in answers[10:]] == [status for _, status in BAD]
         after = server.outcomes()
         assert {kind: after[kind] - before[kind] for kind in after} == {
-            "success": 10, "failure": 0, "aborted": 0, "refused": 3
+            "completed": 10, "failed": 0, "aborted": 0, "refused": 3
         }  # fmt: skip
     until(lambda: server.running() == server.waiting() == 0)
 
@@ -42,7 +42,7 @@ def test_thirteen_at_once_five_times(server: Server) -> None:
 def test_the_work_was_batched(server: Server) -> None:
     """Otherwise the test above says nothing about batches."""
     calls, answered = (
-        f'polymux_component_{name}_total{{component="transformer",stage="0"}}' for name in ("calls", "requests")
+        f'polymux:component_batch_size_{end}{{component="transformer",phase="denoise"}}' for end in ("count", "sum")
     )
     before = server.metrics()
     bodies = [BASE | {"seed": seed, "num_inference_steps": 20} for seed in range(4)]

@@ -75,7 +75,7 @@ def test_leaving_while_the_body_is_sent(server: Server) -> None:
         send_raw(server, BODY[:20], [f"Content-Length: {len(BODY)}"]).close()
     assert server.post(BASE).status_code == 200
     after = server.outcomes()
-    assert after == before | {"success": before["success"] + 1}
+    assert after == before | {"completed": before["completed"] + 1}
 
 
 def test_fifty_times_leave_no_trace(server: Server) -> None:
@@ -98,7 +98,7 @@ def test_fifty_times_leave_no_trace(server: Server) -> None:
         assert {server.post(BASE).status_code for _ in range(20)} == {200}
     until(lambda: server.running() == server.waiting() == 0)
     after = server.outcomes()
-    assert after == before | {"success": before["success"] + 70, "aborted": before["aborted"] + 50}
+    assert after == before | {"completed": before["completed"] + 70, "aborted": before["aborted"] + 50}
     for process, bytes_before in zip(processes, memory, strict=True):
         assert process.memory_info().rss < bytes_before * 1.05
     assert shared_memory() == shared

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
 from PIL import Image
 from server_process import BASE, START_S, Server, alive, pixels, until
 
 from polymux.config import stage_environment
 
 ENVIRONMENT = stage_environment()  # the commands run in other folders, and import from the same places
-FLAGS = ["--model", "demo", "--prompt", "a", "--size", "64x64", "--seed", "1"]
+FLAGS = ["--prompt", "a", "--size", "64x64", "--seed", "1"]
 
 
-def generate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "polymux.cli", "generate", *FLAGS, *words]
+def generate(folder: Path, *words: str, model: str = "demo") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "polymux.cli", "generate", "--model", model, *FLAGS, *words]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=ENVIRONMENT, timeout=START_S)
 
 
@@ -48,14 +49,25 @@ def test_what_only_the_model_can_refuse_is_code_2(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_there_is_code_1(tmp_path: Path) -> None:
-    done = generate(tmp_path, "--model", str(tmp_path / "nothing"))
+    done = generate(tmp_path, model=str(tmp_path / "nothing"))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("polymux generate: error: ")
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("level", ["warning", "debug"])
+def test_what_fails_inside_the_model_is_one_line(tmp_path: Path, level: str) -> None:
+    arguments = '{"latents": [1]}'  # no tensor
+    done = generate(tmp_path, "--diffusers-call-kwargs", arguments, "--no-warmup", "--log-level", level)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("polymux generate: error: the model failed: AttributeError")
+    assert ("  | " in done.stderr) == (level == "debug")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "polymux.cli", "generate", *FLAGS, "--steps", "1000", "--size", "512x512"]
+    words = ["--model", "demo", "--prompt", "a", "--steps", "1000", "--size", "512x512"]
+    command = [sys.executable, "-m", "polymux.cli", "generate", *words]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, cwd=tmp_path, env=ENVIRONMENT) as process:
         until(lambda: psutil.Process(process.pid).children() or process.poll() is not None, START_S)

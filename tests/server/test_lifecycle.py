@@ -57,6 +57,7 @@ def test_while_the_model_loads(tmp_path: Path) -> None:
         answer = server.http.get("/health")
         assert answer.status_code == 503
         assert answer.json()["status"] == "loading"
+        assert [server.http.get(path).status_code for path in ("/live", "/ready")] == [200, 503]
         assert server.http.get("/metrics").status_code == 200
         assert server.http.get("/v1/models").json()["data"][0]["ready"] is False
         refused = server.post(BASE)
@@ -66,6 +67,27 @@ def test_while_the_model_loads(tmp_path: Path) -> None:
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
         until(lambda: not any(map(alive, stages)))
+
+
+def test_keys_stay_where_they_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").write_text("sk-SECRET-1\n")
+    monkeypatch.setenv("POLYMUX_API_KEY", "sk-SECRET-2")
+    flags = ("--api-key-file", str(tmp_path / "keys"), "--log-format", "json", "--log-level", "debug", "--log-requests")
+    with serving("demo", tmp_path, *flags, ready=False) as server:
+        for key, status in (("sk-SECRET-1", 200), ("sk-SECRET-2", 200), ("sk-SECRET-3", 401)):
+            answer = server.http.get("/v1/models", headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code == status
+            assert "SECRET" not in answer.text
+        assert server.http.get("/live").status_code == 200
+        until(lambda: bool(server.stages()))
+        for process in (psutil.Process(server.pid), *server.stages()):
+            assert "SECRET" not in " ".join(process.cmdline())
+        assert all("SECRET" not in "".join(stage.environ().values()) for stage in server.stages())
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    log = server.log.read_text()
+    assert "SECRET" not in log
+    assert {json.loads(line)["level"] for line in log.splitlines()} >= {"info", "debug"}
 
 
 def test_a_dead_stage_ends_the_server(tmp_path: Path) -> None:
@@ -86,15 +108,18 @@ def test_restart_stages(tmp_path: Path) -> None:
         before = server.post(BASE).json()["data"]
         clients = occupy(pool, server)
         (stage,) = server.stages()
+        steps = server.steps()
         stage.kill()
         for client in clients:
             assert client.result(timeout=5).status_code == 503
         assert server.health() == 503
         assert server.post(BASE).status_code == 503
+        assert server.steps() >= steps and server.metrics()["polymux:stage_ready"] == 0
         server.wait_ready()
         assert server.post(BASE).json()["data"] == before
-        assert server.metrics()['polymux_stage_restarts_total{stage="0"}'] == 1
-        assert server.outcomes() == {"success": 2, "failure": 3, "aborted": 0, "refused": 1}
+        assert server.metrics()["polymux:stage_restarts_total"] == 1
+        assert server.steps() >= steps + BASE["num_inference_steps"], "a counter went back"
+        assert server.outcomes() == {"completed": 2, "failed": 3, "aborted": 0, "refused": 1}
         assert (server.running(), server.waiting()) == (0, 0)
         assert len(server.stages()) == 1
 
@@ -110,7 +135,7 @@ def test_a_killed_server_leaves_no_stage(tmp_path: Path) -> None:
 
 
 def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
-    with serving("demo", tmp_path, *LONG) as server, ThreadPoolExecutor(1) as pool:
+    with serving("demo", tmp_path, *LONG, "--shutdown-grace", "300") as server, ThreadPoolExecutor(1) as pool:
         late = httpx.Client(base_url=server.url, timeout=30)
         assert late.get("/health").status_code == 200
         body = BASE | {"num_inference_steps": 300}

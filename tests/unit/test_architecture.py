@@ -18,26 +18,40 @@ from source_tree import ROOT, Module, functions, imports, modules, words, writes
 import polymux
 from polymux import errors
 from polymux.cli import main as cli
-from polymux.families import all_families
+from polymux.families import all_families, all_generate_families
 
 # From top to bottom; a module imports from rows below its own, and from its own row where that closes no circle.
 LAYERS = (
     ("__init__", "testing"),
     ("cli",),
-    ("server",),
+    ("server", "bench"),
     ("omni", "omni_output", "prompts", "loop_thread"),
     ("orchestrator",),
     ("engine",),
     ("diffusion",),
+    ("interpolation",),
     ("loading",),
     ("memory",),
     ("media", "families"),
-    ("validation", "messages", "metrics", "config", "request", "errors", "version"),
+    (
+        "validation",
+        "sampling",
+        "messages",
+        "metrics",
+        "logs",
+        "config",
+        "server_config",
+        "attention",
+        "knobs",
+        "request",
+        "errors",
+        "version",
+    ),
 )
 RANK = {unit: rank for rank, row in enumerate(LAYERS) for unit in row}
 
 # They run in the API process; of the engine, only the modules at its border are imported there.
-WITHOUT_TORCH = {"cli", "server", *LAYERS[3], "orchestrator", *LAYERS[9], *LAYERS[10]}
+WITHOUT_TORCH = {"cli", *LAYERS[2], *LAYERS[3], "orchestrator", *LAYERS[10], *LAYERS[11]}
 TENSORS = ("torch", "diffusers", "transformers", "greenlet")
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
@@ -96,9 +110,11 @@ def test_the_names_of_models_are_told_from_other_words() -> None:
 
 
 def test_models_are_named_in_families_only() -> None:
-    parts = {part.rstrip("0123456789") for family in all_families() for part in re.split(r"[-.]", family.name)}
+    every = [family.name for family in (*all_families(), *all_generate_families())]
+    parts = {part.rstrip("0123456789") for name in every for part in re.split(r"[-.]", name)}
     names = {part for part in parts - GENERIC if len(part) >= SHORTEST_NAME}
     names |= {pipeline.lower() for family in all_families() for pipeline in family.pipelines}
+    names |= {model.lower() for family in all_generate_families() for model in family.models}
     others = [m for m in modules().values() if m.unit not in MODELS_MAY_BE_NAMED_IN]
     assert not {m.name: found for m in others if (found := names & words(m.text))}
 
@@ -110,6 +126,7 @@ def test_every_file_of_families_is_in_the_registry() -> None:
 
 def test_a_pipeline_belongs_to_one_family() -> None:
     pipelines = [pipeline for family in all_families() for pipeline in family.pipelines]
+    pipelines += [model for family in all_generate_families() for model in family.models]
     assert len(pipelines) == len(set(pipelines))
 
 
@@ -117,6 +134,7 @@ def test_every_declared_pipeline_has_a_tiny_checkpoint() -> None:
     """So that tests/parity proves what is declared."""
     makers = "\n".join(m.text for name, m in modules().items() if name.startswith("polymux.testing.tiny.makers."))
     pipelines = {pipeline for family in all_families() for pipeline in family.pipelines}
+    pipelines |= {model for family in all_generate_families() for model in family.models}
     assert pipelines <= set(re.findall(r"\w+", makers))
 
 

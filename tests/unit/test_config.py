@@ -9,23 +9,13 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from polymux.config import (
-    EngineConfig,
-    LimitsConfig,
-    MemoryConfig,
-    ModelConfig,
-    ProcessConfig,
-    SchedulerConfig,
-    ServerConfig,
-    build,
-    field_type,
-    groups_of,
-    without_none,
-)
+from polymux.config import EngineConfig, LimitsConfig, MemoryConfig, ModelConfig, ProcessConfig, SchedulerConfig
 from polymux.errors import ConfigError
+from polymux.knobs import build, field_type, groups_of, without_none
+from polymux.server_config import ServerConfig
 
-GROUPS = [*groups_of(EngineConfig).values(), ServerConfig]
-KNOBS = [(group, f) for group in GROUPS for f in dataclasses.fields(group)]
+GROUPS = [*groups_of(EngineConfig).values(), ServerConfig, *groups_of(ServerConfig).values()]
+KNOBS = [(group, f) for group in GROUPS for f in dataclasses.fields(group) if f.metadata]
 REQUIRED: dict[str, Any] = {"model": "m"}
 
 
@@ -46,7 +36,7 @@ def test_every_knob_is_documented_and_refuses_the_wrong_type(group: type, f: dat
     with pytest.raises(ConfigError) as caught:
         make(group, **{f.name: wrong})
     assert caught.value.param == f.name
-    assert repr(wrong) in caught.value.message
+    assert (repr(wrong) in caught.value.message) != f.metadata["secret"]
 
 
 @pytest.mark.parametrize(("group", "f"), KNOBS, ids=lambda v: getattr(v, "name", ""))

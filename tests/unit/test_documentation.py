@@ -10,18 +10,21 @@ from pathlib import Path
 import pytest
 from source_tree import ROOT
 
-from polymux.cli import generate, models, serve
+from polymux.cli import bench, generate, models, serve, speak
 from polymux.cli.flags import Parser, flag_of
 from polymux.cli.main import main
-from polymux.config import EngineConfig, ServerConfig, groups_of
+from polymux.config import EngineConfig
 from polymux.families.base import Family
+from polymux.knobs import groups_of
 from polymux.omni_output import OmniRequestOutput
-from polymux.request import OmniDiffusionSamplingParams
+from polymux.request import OmniDiffusionSamplingParams, SamplingParams
+from polymux.server_config import ServerConfig
 from polymux.version import VERSION
 
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"])
-KNOBS = [f for group in (*groups_of(EngineConfig).values(), ServerConfig) for f in dataclasses.fields(group)]
+GROUPS = (*groups_of(EngineConfig).values(), ServerConfig, *groups_of(ServerConfig).values())
+KNOBS = [f for group in GROUPS for f in dataclasses.fields(group) if f.metadata]
 LATER = {"performance.md"}  # pages that are linked before they are written
 
 
@@ -56,8 +59,10 @@ def test_every_flag_is_documented_and_no_other() -> None:
     documented = {title: rows_of_flags(section(text, title)) for title in re.findall(r"^## .*", text, re.M)}
     shared = set().union(*(flags for title, flags in documented.items() if "polymux " not in title))
     assert documented["## polymux generate"] | shared == flags_of(generate)
+    assert documented["## polymux speak"] | shared == flags_of(speak)
     assert documented["## polymux serve"] | shared == flags_of(serve)
     assert documented["## polymux models"] == flags_of(models)
+    assert documented["## polymux bench"] == flags_of(bench)
 
 
 def rows_of_flags(text: str) -> set[str]:
@@ -69,7 +74,7 @@ def rows_of_flags(text: str) -> set[str]:
 def test_every_flag_that_is_named_exists(name: str) -> None:
     (file,) = [p for p in PAGES if p.name == name]
     named = {w for span in code(file.read_text(encoding="utf-8")) for w in re.findall(r"^--[a-z][a-z0-9-]*", span)}
-    known = flags_of(generate) | flags_of(serve) | flags_of(models) | {"--help", "--version"}
+    known = set().union(*map(flags_of, (generate, speak, serve, models, bench))) | {"--help", "--version"}
     foreign = {"--no-deps"} | (foreign_flags() if name == "differences.md" else set())
     assert named <= known | foreign
 
@@ -92,6 +97,8 @@ def test_every_knob_is_documented_with_its_default(f: dataclasses.Field[object])
     [
         ("python.md", OmniDiffusionSamplingParams),
         ("python.md", OmniRequestOutput),
+        ("python.md", SamplingParams),
+        ("speech.md", SamplingParams),
         ("adding_a_family.md", Family),
     ],
 )

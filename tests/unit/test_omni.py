@@ -29,14 +29,17 @@ from polymux.errors import (
     RequestAbortedError,
     StageDeadError,
 )
+from polymux.messages import LENGTH, frame, from_stage
 from polymux.omni import AsyncOmni, Omni
-from polymux.omni_output import OmniRequestOutput, output_of
+from polymux.omni_output import OmniPreview, OmniRequestOutput, output_of, preview_of
 from polymux.orchestrator.stage_client import ProcessStage
 from polymux.request import (
     ArrayData,
     Finished,
     ImageData,
     OmniDiffusionSamplingParams,
+    OutputChunk,
+    Preview,
     Progress,
     Request,
     RequestMetrics,
@@ -103,6 +106,17 @@ def test_latents(omni: Omni) -> None:
     (output,) = omni.generate("a", OmniDiffusionSamplingParams(seed=3, output_type="latent"))
     assert output.images == []
     assert [latent.dtype for latent in output.latents] == [np.float32]
+
+
+def test_a_video_that_comes_in_parts(omni: Omni) -> None:
+    before = omni.metrics.render().decode()
+    (output,) = omni.generate("parts")
+    after = omni.metrics.render().decode()
+    frames = [float(text.partition("frames_total{")[2].split()[1]) for text in (before, after)]
+    assert frames[1] - frames[0] == 6
+    assert (output.error, output.modality, output.fps) == (None, "video", 8.0)
+    assert output.videos[0].shape == (6, 8, 8, 3)
+    assert output.videos[0][:, 0, 0, 0].tolist() == list(range(6))
 
 
 def test_one_that_fails_does_not_hide_the_others(omni: Omni) -> None:
@@ -187,7 +201,7 @@ def test_closing_under_work(make_stage: MakeStage, wait_until: Wait) -> None:
     got: list[OmniRequestOutput] = []
     thread = threading.Thread(target=lambda: got.extend(omni.generate(["a", "b"], ENDLESS)))
     thread.start()
-    wait_until(lambda: b"polymux_requests_running 2.0" in omni.metrics.render())
+    wait_until(lambda: b'polymux:num_requests_running{model_name="fake"} 2.0' in omni.metrics.render())
     omni.close()
     thread.join(10)
     assert [type(output.error) for output in got] == [NotReadyError, NotReadyError]
@@ -223,14 +237,14 @@ def test_ctrl_c_aborts_what_is_under_way(make_stage: MakeStage, wait_until: Wait
     with Omni.from_config(config(), make_stage) as omni:
 
         def interrupt() -> None:
-            wait_until(lambda: b"polymux_requests_running 1.0" in omni.metrics.render())
+            wait_until(lambda: b'polymux:num_requests_running{model_name="fake"} 1.0' in omni.metrics.render())
             os.kill(os.getpid(), signal.SIGINT)
 
         threading.Thread(target=interrupt).start()
         with pytest.raises(KeyboardInterrupt):
             omni.generate("a", ENDLESS)
-        wait_until(lambda: b'polymux_requests_total{outcome="aborted"} 1.0' in omni.metrics.render())
-        wait_until(lambda: b"polymux_requests_running 0.0" in omni.metrics.render())
+        wait_until(lambda: b'polymux:requests_total{model_name="fake",outcome="aborted"} 1.0' in omni.metrics.render())
+        wait_until(lambda: b'polymux:num_requests_running{model_name="fake"} 0.0' in omni.metrics.render())
         assert omni.generate("a")[0].error is None
 
 
@@ -311,7 +325,7 @@ def test_async_progress_and_output(make_stage: MakeStage) -> None:
             assert events[-1].request_id == "mine"
             with pytest.raises(InvalidRequestError):
                 await anext(omni.generate({"promt": "a"}))  # type: ignore[typeddict-unknown-key]
-            assert b'polymux_requests_total{outcome="refused"} 1.0' in omni.metrics.render()
+            assert b'polymux:requests_total{model_name="fake",outcome="refused"} 1.0' in omni.metrics.render()
         with pytest.raises(NotReadyError):
             await omni.health()
 
@@ -327,8 +341,21 @@ def test_async_abort_and_leaving(make_stage: MakeStage) -> None:
                 async for _ in omni.generate("a", ENDLESS, request_id="x"):
                     omni.abort("x")
             omni.abort("unknown")
-            while b'{outcome="aborted"} 2.0' not in omni.metrics.render():
+            while b'outcome="aborted"} 2.0' not in omni.metrics.render():
                 await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_a_stream_gives_parts_and_refuses_at_once(make_stage: MakeStage) -> None:
+    async def scenario() -> None:
+        async with AsyncOmni.from_config(config(), make_stage) as omni:
+            with pytest.raises(InvalidRequestError):  # at once
+                omni.stream("a", OmniDiffusionSamplingParams(width=7))
+            # The stage sends a part when it hears that the one before is used up.
+            *events, output = [event async for event in omni.stream("parts", request_id="r")]
+            assert [event.start for event in events if isinstance(event, OutputChunk)] == list(range(6))
+            assert isinstance(output, OmniRequestOutput) and output.videos == []
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
@@ -351,10 +378,20 @@ def test_outputs_of_every_kind() -> None:
     assert (len(latent.latents), latent.videos) == (1, [])
 
 
+def test_a_preview_as_python_sees_it() -> None:
+    message = frame(Preview("a", 1, 3, [ImageData("RGB", 2, 1, bytes(6))]))
+    sent = from_stage.decode(message[LENGTH.size :])
+    assert isinstance(sent, Preview)
+    preview = preview_of(sent)
+    assert (preview.request_id, preview.index, preview.step) == ("a", 1, 3)
+    assert [image.size for image in preview.images] == [(2, 1)]
+
+
 def test_public_names_without_torch() -> None:
-    assert set(polymux.__all__) <= set(dir(polymux)) | {"AsyncOmni", "Omni", "OmniRequestOutput"}
+    assert set(polymux.__all__) <= set(dir(polymux)) | {"AsyncOmni", "Omni", "OmniPreview", "OmniRequestOutput"}
     assert polymux.Omni is Omni
     assert polymux.OmniRequestOutput is OmniRequestOutput
+    assert polymux.OmniPreview is OmniPreview
     with pytest.raises(AttributeError):
         polymux.nothing  # noqa: B018
     code = "import sys; from polymux import *; sys.exit(any(m in sys.modules for m in ('torch', 'diffusers')))"

@@ -80,11 +80,11 @@ def test_together_as_alone(omni: Omni) -> None:
 
 
 def test_bad_requests_cost_nothing(omni: Omni) -> None:
-    steps = [line for line in omni.metrics.render().splitlines() if line.startswith(b"polymux_denoise_steps_total")]
+    steps = [line for line in omni.metrics.render().splitlines() if line.startswith(b"polymux:denoise_steps_total")]
     wrong = [small(height=0), small(width=65), small(num_inference_steps=0), small(seed=2**64), small(strength=0.5)]
     outputs = omni.generate(["a"] * len(wrong), wrong)
     assert [type(output.error) for output in outputs] == [InvalidRequestError] * len(wrong)
-    after = [line for line in omni.metrics.render().splitlines() if line.startswith(b"polymux_denoise_steps_total")]
+    after = [line for line in omni.metrics.render().splitlines() if line.startswith(b"polymux:denoise_steps_total")]
     assert (after, len(steps)) == (steps, 1)
 
 
@@ -104,7 +104,7 @@ def test_progress_then_abort_then_the_next_one(omni: Omni, wait_until: Wait) -> 
     assert steps == sorted(steps)
     assert steps[-1][1] == 10**5
     assert omni.generate("a", small())[0].error is None
-    wait_until(lambda: b"polymux_requests_running 0.0" in omni.metrics.render())
+    wait_until(lambda: b'polymux:num_requests_running{model_name="demo"} 0.0' in omni.metrics.render())
 
 
 def test_what_cannot_be_loaded(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ EVERYTHING = Capabilities(
     media={"image": 2, "video": 1},
     size_multiple=8,
     frames_multiple=4,
+    frame_interpolation=True,
 )
 PICTURE = ImageData("RGB", 2, 1, bytes(6))
 FRAMES = ArrayData("uint8", (3, 2, 2, 3), bytes(36))
@@ -40,6 +41,8 @@ def check(capabilities: Capabilities = EVERYTHING, **fields: Any) -> None:
     assert msgspec.to_builtins(arrived.request) == msgspec.to_builtins(request)
 
 
+SMOOTH = {"enable_frame_interpolation": True}
+
 GOOD = [
     {},
     {"height": 64, "width": 64},
@@ -47,6 +50,10 @@ GOOD = [
     {"num_frames": 1},
     {"num_frames": 9, "fps": 24},
     {"fps": 0.5},
+    {"enable_frame_interpolation": True},
+    {"enable_frame_interpolation": True, "frame_interpolation_exp": 4, "num_frames": 61},
+    {"enable_frame_interpolation": True, "frame_interpolation_scale": 0.5},
+    {"seconds": 600},
     {"num_inference_steps": 50},
     {"guidance_scale": 0},
     {"guidance_scale": -1.5, "guidance_scale_2": 2, "true_cfg_scale": 4},
@@ -73,6 +80,14 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("size", {"height": 64, "width": 72}),
     *[("num_frames", {"num_frames": v}) for v in (0, -3, 2, 8, 10**9 + 1, True, 5.0)],
     *[("fps", {"fps": v}) for v in (0, -1, float("inf"), "x", True)],
+    *[("enable_frame_interpolation", {"enable_frame_interpolation": v}) for v in (1, "true", None)],
+    *[("frame_interpolation_exp", SMOOTH | {"frame_interpolation_exp": v}) for v in (0, -1, 5, 10**9, 1.0, "1", True)],
+    *[("frame_interpolation_scale", SMOOTH | {"frame_interpolation_scale": v}) for v in (0, 0.3, 8.0, "1", None, True)],
+    ("frame_interpolation_exp", {"frame_interpolation_exp": 2}),
+    ("frame_interpolation_scale", {"frame_interpolation_scale": 0.5}),
+    ("frame_interpolation_exp", SMOOTH | {"frame_interpolation_exp": 4, "num_frames": 1001}),
+    ("enable_frame_interpolation", SMOOTH | {"output_type": "latent"}),
+    *[("seconds", {"seconds": v}) for v in (0, -1, 600.1, float("nan"), float("inf"), "x", True)],
     *[("num_inference_steps", {"num_inference_steps": v}) for v in (0, -1, 51, 10**9, "x", 2.0, True)],
     *[("num_outputs_per_prompt", {"num_outputs_per_prompt": v}) for v in (0, -1, 5, 1000000, None, True, "1")],
     *[("seed", {"seed": v}) for v in (-1, 2**64, 1.5, "abc", True)],
@@ -125,6 +140,23 @@ def test_bad_fields_are_named(param: str, fields: dict[str, Any]) -> None:
     assert len(caught.value.message) < 500
 
 
+def test_sound_that_comes_with_a_video_is_limited_too() -> None:
+    sounding = changed(EVERYTHING, sample_rate=24000, defaults={"num_frames": 121})
+    check(sounding, num_frames=9, fps=1.0)
+    check(sounding, fps=1.0)
+    check(num_frames=9, fps=0.01)
+    for fields in ({"num_frames": 9, "fps": 0.01}, {"fps": 0.2}):
+        with pytest.raises(InvalidRequestError, match=r"(9 frames last 900|121 frames last 605) seconds.*--max-audio"):
+            check(sounding, **fields)
+
+
+def test_a_sound_has_a_sample() -> None:
+    sounding = changed(EVERYTHING, sample_rate=24000)
+    check(sounding, seconds=1 / 24000)
+    with pytest.raises(InvalidRequestError, match="of which there are 24000 per second"):
+        check(sounding, seconds=1e-5)
+
+
 def test_every_parameter_is_checked() -> None:
     """A field that is added without a check, or with a value nobody refuses, fails here."""
     for field in dataclasses.fields(OmniDiffusionSamplingParams):
@@ -149,6 +181,13 @@ def test_an_argument_that_would_be_ignored_is_refused_with_the_reason() -> None:
     with pytest.raises(InvalidRequestError, match="it takes") as caught:
         check(distilled, extra_args={"no_such": 1})
     assert "guidance_scale," not in str(caught.value)
+
+
+def test_a_sound_that_the_pipeline_would_cut_is_refused() -> None:
+    short = changed(EVERYTHING, max_seconds=30.0)
+    check(short, seconds=30)
+    with pytest.raises(InvalidRequestError, match=r"seconds=30\.5: TestPipeline makes at most 30"):
+        check(short, seconds=30.5)
 
 
 def test_required_arguments_are_demanded() -> None:

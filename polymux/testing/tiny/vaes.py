@@ -76,7 +76,7 @@ def vae_hunyuan_video() -> D.AutoencoderKLHunyuanVideo:
 
 def vae_oobleck(rate: int = 44100) -> D.AutoencoderOobleck:
     return D.AutoencoderOobleck(
-        encoder_hidden_size=8,
+        encoder_hidden_size=16,
         downsampling_ratios=[2, 4, 4],
         channel_multiples=[1, 2, 2],
         decoder_channels=8,

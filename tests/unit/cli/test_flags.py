@@ -10,23 +10,16 @@ import pytest
 
 from polymux.cli import generate, serve
 from polymux.cli.flags import Parser, add_group, flag_of, given
-from polymux.config import (
-    Checked,
-    EngineConfig,
-    LimitsConfig,
-    MemoryConfig,
-    ServerConfig,
-    build,
-    field_type,
-    groups_of,
-    knob,
-    without_none,
-)
+from polymux.cli.input_files import FLAGS
+from polymux.config import EngineConfig, MemoryConfig
+from polymux.knobs import Checked, build, field_type, groups_of, knob, without_none
 from polymux.prompts import request_of
+from polymux.server_config import ServerConfig
 
 GROUPS = groups_of(EngineConfig)
 ENGINE_KNOBS = [(name, f) for name, group in GROUPS.items() for f in dataclasses.fields(group)]
-SERVER_KNOBS = dataclasses.fields(ServerConfig)
+SERVER_GROUPS = (ServerConfig, *groups_of(ServerConfig).values())
+SERVER_KNOBS = [(group, f) for group in SERVER_GROUPS for f in dataclasses.fields(group) if f.metadata]
 
 
 def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
@@ -40,15 +33,27 @@ def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
         kind = int if kind is int else float
         value = kind((f.default or 0) + 1)
     elif kind is str:
-        value = "another"
+        value = "https://another.example" if f.name == "public_url" else "another"
+    elif f.name == "cors_allow_origins":
+        return [flag, "https://a.example", "null"], ("https://a.example", "null")
+    elif kind == tuple[str, ...]:
+        return [flag, "10.0.0.0/8", "::1/128"], ("10.0.0.0/8", "::1/128")
+    elif f.name == "diffusion_attention_config":
+        value = {"per_role": {"cross": {"backend": "TORCH_SDPA"}}}
+    elif f.name == "cache_config":
+        value = {"threshold": 0.5}
     else:
         value = {"a": [1, None, {"b": "c"}]}
     return [flag, json.dumps(value) if isinstance(value, dict) else str(value)], value
 
 
-def beside(f: dataclasses.Field[Any]) -> dict[str, bool]:
-    """The knobs without which this one is refused: all of them switches."""
-    found: dict[str, bool] = {}
+def beside(f: dataclasses.Field[Any]) -> dict[str, Any]:
+    """The knobs without which this one is refused: switches, and one path."""
+    if f.name == "lora_scale":
+        return {"lora_path": ("a-file",)}
+    if f.name == "cache_config":
+        return {"cache_backend": "first_block"}
+    found: dict[str, Any] = {}
     needed = MemoryConfig.NEEDS.get(f.name, ())
     while needed:
         found[needed[0]] = True
@@ -56,8 +61,12 @@ def beside(f: dataclasses.Field[Any]) -> dict[str, bool]:
     return found
 
 
-def switches(names: dict[str, bool]) -> list[str]:
-    return ["--" + name.replace("_", "-") for name in names]
+def switches(knobs: dict[str, Any]) -> list[str]:
+    words = []
+    for name, value in knobs.items():
+        given_words = value if isinstance(value, tuple) else (value,) if isinstance(value, str) else ()
+        words += ["--" + name.replace("_", "-"), *given_words]
+    return words
 
 
 def parser_of(module: Any) -> Parser:
@@ -77,11 +86,13 @@ def test_every_engine_flag_reaches_the_config_of_serve(group: str, f: dataclasse
     assert dataclasses.replace(engine, **{group: changed}) == default  # and changes nothing else
 
 
-@pytest.mark.parametrize("f", SERVER_KNOBS, ids=lambda f: f.name)
-def test_every_server_flag_reaches_the_config(f: dataclasses.Field[Any]) -> None:
-    words, value = another(ServerConfig, f)
+@pytest.mark.parametrize(("group", "f"), SERVER_KNOBS, ids=lambda v: v.name if isinstance(v, dataclasses.Field) else "")
+def test_every_server_flag_reaches_the_config(group: type, f: dataclasses.Field[Any]) -> None:
+    words, value = another(group, f)
+    needed = {"ssl_certfile": "file"} if f.name in ("ssl_keyfile", "ssl_ca_certs") else {}
+    words += [word for name, given in needed.items() for word in ("--" + name.replace("_", "-"), given)]
     engine, server = serve.configs(parser_of(serve).parse(["a-model", *words]))
-    assert server == ServerConfig(**{f.name: value})
+    assert server == build(ServerConfig, {f.name: value, **needed}) != build(ServerConfig, needed)
     assert engine == EngineConfig.from_flat(model="a-model")
 
 
@@ -90,16 +101,21 @@ def test_every_engine_flag_works_for_generate(group: str, f: dataclasses.Field[A
     words, value = another(GROUPS[group], f)
     model = [] if f.name == "model" else ["--model", "a-model"]
     arguments = parser_of(generate).parse(["--prompt", "p", *model, *words, *switches(beside(f))])
-    config = build(EngineConfig, given(arguments, *GROUPS.values()))
+    config = build(EngineConfig, given(arguments, EngineConfig))
     assert getattr(getattr(config, group), f.name) == value
 
 
 GENERATION_FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "--size": (["64x32"], {"width": 64, "height": 32}),
+    "--num-frames": (["9"], {"num_frames": 9}),
+    "--fps": (["12.5"], {"fps": 12.5}),
+    "--seconds": (["2.5"], {"seconds": 2.5}),
+    "--audio-end-in-s": (["2.5"], {"seconds": 2.5}),
     "--steps": (["3"], {"num_inference_steps": 3}),
     "--num-inference-steps": (["3"], {"num_inference_steps": 3}),
     "--seed": (["5"], {"seed": 5}),
     "--num-images": (["2"], {"num_outputs_per_prompt": 2}),
+    "--num-outputs": (["2"], {"num_outputs_per_prompt": 2}),
     "--guidance-scale": (["1.5"], {"guidance_scale": 1.5}),
     "--guidance-scale-2": (["1.5"], {"guidance_scale_2": 1.5}),
     "--true-cfg-scale": (["4"], {"true_cfg_scale": 4.0}),
@@ -108,6 +124,15 @@ GENERATION_FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "--sigmas": (["1,0.5"], {"sigmas": (1.0, 0.5)}),
     "--timesteps": (["999,1"], {"timesteps": (999.0, 1.0)}),
     "--max-sequence-length": (["77"], {"max_sequence_length": 77}),
+    "--enable-frame-interpolation": ([], {"enable_frame_interpolation": True}),
+    "--frame-interpolation-exp": (
+        ["2", "--enable-frame-interpolation"],
+        {"frame_interpolation_exp": 2, "enable_frame_interpolation": True},
+    ),
+    "--frame-interpolation-scale": (
+        ["0.5", "--enable-frame-interpolation"],
+        {"frame_interpolation_scale": 0.5, "enable_frame_interpolation": True},
+    ),
     "--extra-args": (['{"eta": 0.5}'], {"extra_args": {"eta": 0.5}}),
 }
 
@@ -118,22 +143,25 @@ def test_every_generation_flag_reaches_the_sampling_params(flag: str) -> None:
     plain = generate.sampling_params(parser_of(generate).parse(["--prompt", "p"]))
     params = generate.sampling_params(parser_of(generate).parse(["--prompt", "p", flag, *words]))
     assert params == dataclasses.replace(plain, **expected)
-    generate.check_without_model(request_of("p", params, "id"), LimitsConfig())
+    config = EngineConfig.from_flat(model="demo", frame_interpolation_model_path="network.safetensors")
+    generate.check_without_model(request_of("p", params, "id"), config)
 
 
 def test_no_generation_flag_is_untested() -> None:
     action = next(g for g in parser_of(generate)._action_groups if g.title == "Generation")
     flags = {flag for a in action._group_actions for flag in a.option_strings if flag.startswith("--")}
-    assert flags - {"--prompt", "--output", "--image"} == set(GENERATION_FLAGS)
+    media = {"--media", *("--" + name.replace("_", "-") for name in FLAGS)}
+    assert flags - {"--prompt", "--output", *media} == set(GENERATION_FLAGS)
 
 
 def test_help_is_grouped_by_the_configs_docstrings() -> None:
     text = " ".join(parser_of(serve).format_help().split())
-    for group in (*GROUPS.values(), ServerConfig):
+    groups = (*GROUPS.values(), *SERVER_GROUPS)
+    for group in groups:
         title, _, description = (group.__doc__ or "").partition(": ")
         assert f"{title}: {description}" in text
-    for group in (*GROUPS.values(), ServerConfig):
-        for f in dataclasses.fields(group):
+    for f in (f for group in groups for f in dataclasses.fields(group)):
+        if f.metadata:
             assert flag_of(f) in text
             assert " ".join(f.metadata["help"].split()) in text.replace("- ", "-")
 
@@ -168,3 +196,45 @@ def test_a_switch_with_three_states_has_two_flags(flag: str, value: bool) -> Non
     words = ["m", "--enable-distributed-layerwise-offload"]
     assert serve.configs(parser_of(serve).parse([*words, flag]))[0].memory.dlo_use_allgather is value
     assert serve.configs(parser_of(serve).parse(words))[0].memory.dlo_use_allgather is None
+
+
+def test_lists_may_be_given_in_parts() -> None:
+    words = ["m", "--api-key", "a", "b", "--api-key", "c"]
+    _, server = serve.configs(parser_of(serve).parse(words))
+    assert server.access.api_key == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (["--port", "1", "--port", "2"], ["--port"]),
+        (["--port", "1", "--port=1"], ["--port"]),
+        (["--max-queue", "1", "--port", "1", "--max-queue", "2"], ["--max-queue"]),
+        (["--warmup", "--no-warmup"], ["--warmup", "--no-warmup"]),
+        (["--restart-stages", "--restart-stages"], ["--restart-stages"]),
+        (
+            ["--disable-multithread-weight-load", "--disable-multithread-weight-load"],
+            ["--disable-multithread-weight-load"],
+        ),
+        (["--dlo-use-allgather", "--dlo-no-use-allgather"], ["--dlo-use-allgather", "--dlo-no-use-allgather"]),
+        (["--diffusers-load-kwargs", "{}", "--diffusers-load-kwargs", "{}"], ["--diffusers-load-kwargs"]),
+    ],
+)
+def test_a_flag_that_is_given_twice_is_refused(
+    words: list[str], flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parser_of(serve).parse(["m", *words])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == f"polymux: error: argument {' and '.join(flags)}: given twice\n"
+
+
+def test_two_names_of_one_flag_are_one_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser_of(generate).parse(["--prompt", "p", "--steps", "1", "--num-inference-steps", "2"])
+    assert "--steps and --num-inference-steps: given twice" in capsys.readouterr().err
+
+
+def test_flags_that_collect_may_be_given_again() -> None:
+    arguments = parser_of(generate).parse(["--prompt", "p", "--image", "a.png", "--image", "b.png"])
+    assert arguments.image == ["a.png", "b.png"]

@@ -15,6 +15,8 @@ from PIL import Image
 from polymux.diffusion.pipeline_call import CallShape, call_arguments, declared_family, describe, is_for_requests
 from polymux.errors import InvalidRequestError
 from polymux.families.base import UNKNOWN, Family
+from polymux.families.ltx import LTX_2
+from polymux.families.wan import WAN_I2V
 from polymux.media.wire import to_wire
 from polymux.request import OmniDiffusionSamplingParams, Request
 
@@ -45,7 +47,7 @@ def test_a_classic_pipeline_s_arguments_are_those_of_its_call() -> None:
 
 def test_a_modular_pipeline_s_arguments_are_its_blocks() -> None:
     def part(name: str | None, required: bool = False) -> Any:
-        return SimpleNamespace(name=name, required=required)
+        return SimpleNamespace(name=name, required=required, default=None)
 
     blocks = SimpleNamespace(
         inputs=[part("prompt", True), part("latents", True), part(None), part("height")],
@@ -70,6 +72,7 @@ def test_a_modular_pipeline_s_arguments_are_its_blocks() -> None:
         "prompt_embeds",
         "pooled_prompt_embeds",
         "negative_prompt_attention_mask",
+        "attention_mask",
         "callback_on_step_end",
         "ip_adapter_image",
         "attention_kwargs",
@@ -104,6 +107,47 @@ def test_what_a_checkpoint_would_ignore_is_refused() -> None:
     assert describe(pipeline, family, CallShape.of(pipeline, "image")).refused == {}
 
 
+WAN_CHECKPOINTS = {  # what published ones have in the configs of transformer and pipeline
+    "2.1 I2V": ({"image_dim": 1280, "pos_embed_seq_len": None}, {}, "refused"),
+    "2.1 FLF2V": ({"image_dim": 1280, "pos_embed_seq_len": 514}, {}, "needed"),
+    "2.2 I2V A14B": ({"image_dim": None}, {"boundary_ratio": 0.9}, "taken"),
+    "2.2 TI2V 5B": ({"image_dim": None}, {"expand_timesteps": True}, "refused"),
+}
+
+
+@pytest.mark.parametrize(("transformer", "config", "last"), WAN_CHECKPOINTS.values(), ids=WAN_CHECKPOINTS)
+def test_which_wan_checkpoints_end_with_a_given_picture(
+    transformer: dict[str, Any], config: dict[str, Any], last: str
+) -> None:
+    pipeline = SimpleNamespace(components={"transformer": SimpleNamespace(config=transformer)}, config=config)
+    made = describe(pipeline, WAN_I2V, shape("prompt", "image", "last_image", "guidance_scale_2"))
+    refused, needed = "last_image" in made.refused, "last_image" in made.required
+    assert (refused, needed) == (last == "refused", last == "needed")
+    assert ("last_image" in made.media) != refused, "what is refused is not offered"
+    assert ("guidance_scale_2" in made.refused) == ("boundary_ratio" not in config)
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_eta_is_refused_where_the_scheduler_would_not_get_it(takes: bool) -> None:
+    def with_eta(sample: float, eta: float = 0.0) -> None: ...
+
+    def without(sample: float) -> None: ...
+
+    scheduler = SimpleNamespace(step=with_eta if takes else without, config={})
+    pipeline = SimpleNamespace(components={"scheduler": scheduler}, prepare_extra_step_kwargs=None)
+    made = describe(pipeline, UNKNOWN, shape("prompt", "eta"))
+    assert ("eta" in made.refused) != takes
+
+
+def test_what_another_argument_decides_is_refused_beside_it() -> None:
+    family = replace(UNKNOWN, overruled=(("audio_duration", "task"),))
+    made = shape("audio_duration", "task")
+    assert arguments(made, family, seconds=2.0) == {"audio_duration": 2.0}
+    with pytest.raises(InvalidRequestError, match="seconds cannot be combined with task") as raised:
+        arguments(made, family, seconds=2.0, extra_args={"task": "x"})
+    assert raised.value.param == "seconds"
+
+
 class Frames:
     def __call__(self, num_frames: int = 3, audio_length: float = 1.0) -> None: ...
 
@@ -134,6 +178,8 @@ def test_only_what_is_given_is_passed() -> None:
 def test_fields_go_by_the_name_that_the_pipeline_has() -> None:
     assert arguments(shape("frame_rate"), fps=24.0) == {"frame_rate": 24.0}
     assert arguments(shape("fps", "frame_rate"), fps=24.0) == {"fps": 24.0}
+    for name in ("audio_end_in_s", "audio_duration", "audio_duration_s"):
+        assert arguments(shape(name), seconds=2.5) == {name: 2.5}
     assert arguments(shape("sigmas"), sigmas=(1.0, 0.5)) == {"sigmas": [1.0, 0.5]}
 
 
@@ -199,7 +245,11 @@ def test_kinds_of_output() -> None:
     taken = shape("output_type")
     assert arguments(taken) == {"output_type": "pil"}
     assert arguments(taken, output_type="latent") == {"output_type": "latent"}
+    assert arguments(taken, replace(UNKNOWN, modality="audio")) == {"output_type": "np"}
     assert arguments(taken, replace(UNKNOWN, modality="video")) == {"output_type": "np"}
+    video = replace(UNKNOWN, modality="video", pipelines=("A",))
+    assert arguments(taken, video) == {"output_type": "pt"}, "on the device, until they are bytes"
+    assert arguments(taken, video, output_type="np") == {"output_type": "np"}
     assert arguments(shape()) == {}
     with pytest.raises(InvalidRequestError, match="one kind of output"):
         arguments(shape(), output_type="np")
@@ -211,3 +261,14 @@ def test_parameters_of_modules_are_counted() -> None:
     pipeline.transformer.more = torch.nn.Linear(3, 2)
     made = describe(pipeline, UNKNOWN, CallShape.of(pipeline, "image"))
     assert made.parameters == 3 + 8 and made.family is None
+
+
+def test_what_a_component_that_is_not_there_would_do_is_refused() -> None:
+    names = shape("prompt", "num_frames", "min_seconds", "decode_timestep")
+    vae = SimpleNamespace(config={"timestep_conditioning": False})
+    made = describe(SimpleNamespace(components={"vae": vae, "duration_head": None}), LTX_2, names)
+    assert made.refused["min_seconds"] == "this checkpoint has no duration_head"
+    assert made.refused["decode_timestep"] == "this checkpoint's vae has no timestep_conditioning"
+    vae.config["timestep_conditioning"] = True
+    made = describe(SimpleNamespace(components={"vae": vae, "duration_head": object()}), LTX_2, names)
+    assert made.refused.keys() == {"partial_images"}

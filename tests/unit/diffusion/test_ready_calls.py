@@ -9,6 +9,7 @@ import pytest
 
 from polymux.diffusion.call import Call, CallOwner
 from polymux.diffusion.step_scheduler import PATIENCE, StepScheduler
+from polymux.diffusion.tuned import AdapterSet
 
 STEPS = 12
 
@@ -26,6 +27,7 @@ class FakeCall:
     owner: Requester
     component: FakeComponent
     method: str = "forward"
+    adapters: AdapterSet = ()
     order: int = 0
 
 

@@ -62,6 +62,14 @@ def calls_of(function: Forward, *values: float) -> tuple[list[Call], Module]:
     return made, module
 
 
+def batches(run: Runner) -> dict[int, int]:
+    """How many runs there were, by the number of calls that each answered."""
+    (runs,) = run.log.read()
+    assert (runs.component, runs.phase) == ("transformer", "denoise")
+    assert sum(runs.seconds.counts) == sum(runs.batches.values())
+    return runs.batches
+
+
 def numbers(calls: list[Call]) -> list[Any]:
     """What each call has got: its number, or the kind of its error."""
     return [type(c.error).__name__ if c.error is not None else c.result[0, 0].item() for c in calls]
@@ -89,8 +97,16 @@ def test_a_group_runs_as_one() -> None:
     run.execute(calls)
     assert module.batches == [3]
     assert numbers(calls) == [2, 3, 4]
-    assert run.runs == {"transformer": 1} and run.answered == {"transformer": 3}
+    assert batches(run) == {3: 1}
     assert all(len(c.owner.seconds) == 1 for c in calls)  # type: ignore[attr-defined]
+
+
+def test_a_run_costs_a_session_its_seconds_once() -> None:
+    """However many of a session's guidance calls it answers."""
+    run, (calls, _) = runner(), calls_of(lambda x: x + 1, 1, 2)
+    calls[1].owner = calls[0].owner
+    run.execute(calls)
+    assert len(calls[0].owner.seconds) == 1  # type: ignore[attr-defined]
 
 
 def test_nothing_to_run() -> None:
@@ -106,7 +122,7 @@ def test_what_does_not_fit_together_runs_in_halves() -> None:
     assert module.batches == [8, 4, 2, 2, 4, 2, 2]
     assert [c.result[0][0, 0, 0].item() for c in calls] == [i / 2 + 0.5 / 64 for i in range(8)]
     assert not run.unmergeable
-    assert run.runs == {"transformer": 4} and run.answered == {"transformer": 8}
+    assert batches(run) == {2: 4}
 
 
 def test_only_the_request_that_cannot_fit_fails() -> None:

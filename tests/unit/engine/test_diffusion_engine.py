@@ -155,7 +155,7 @@ def test_the_phases_of_a_request() -> None:
 
 
 def test_metrics_add_up() -> None:
-    engine = engine_of(pipeline_of(), max_num_seqs=2)
+    engine = engine_of(pipeline_of(), max_num_seqs=2, prompt_cache_gib=0.0)
     for request in some_requests():
         engine.add(request)
     done = outcome(engine)

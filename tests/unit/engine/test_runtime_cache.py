@@ -55,6 +55,10 @@ def test_two_engines_share_what_one_has_loaded(
     assert "runtime cache" in first.weights.describe()
     monkeypatch.setattr(cached, "load_model", None)  # a call of it would fail
     second = engine(folder, **flags)
+    asked = first.stats.cache_queries["runtime_cache"]
+    assert first.stats.cache_hits["runtime_cache"] == 0
+    assert asked == sum(c.role == "denoiser" for c in first.components)
+    assert second.stats.cache_hits["runtime_cache"] == asked
     store = RuntimeCache(CacheSettings(root=tmp_path / "cache")).store
     assert [entry.in_use for entry in store.entries()] == [True] * len(store.digests())
     for own in (first, second):

@@ -237,7 +237,7 @@ def test_hub(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
     for extra in ("README.md", "flux1-dev.safetensors", "vae/diffusion_pytorch_model.bin", "transformer/model.onnx"):
         (repository / extra).write_bytes(b"not needed")
     (tmp_path / "raw").mkdir()
-    (tmp_path / "raw" / "config.json").write_text("{}")
+    (tmp_path / "raw" / "other.json").write_text("{}")
     hub = FakeHub({"tiny/flux": repository, "tiny/raw": tmp_path / "raw"})
     constants = {
         "UNREACHABLE": UNREACHABLE,

@@ -65,10 +65,10 @@ def test_one_group_at_a_time(swapped: Exchange) -> None:
 
 def test_what_is_there_is_not_moved_again(swapped: Exchange) -> None:
     swapped.before("high")
-    moved = swapped.moved
+    moved = dict(swapped.moved)
     for _ in range(3):
         swapped.before("high")
-    assert swapped.moved == moved > 0
+    assert swapped.moved == moved and min(moved.values()) > 0
 
 
 def test_memory_is_that_of_the_largest_group_and_never_grows(swapped: Exchange, modules: dict[str, Toy]) -> None:

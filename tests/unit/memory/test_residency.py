@@ -102,7 +102,7 @@ def test_layers_that_are_not_ready_make_way_for_each_other(x: torch.Tensor) -> N
 
 
 def test_the_decision_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
+    with caplog.at_level("DEBUG"):
         place(tenants(model()), MemoryConfig(enable_layerwise_offload=True, dlo_resident_layers=1), CPU)
     (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("weights:")]
     for words in ("layerwise (--enable-layerwise-offload", "high: 4 of 5 blocks streamed", "private pinned memory"):

@@ -17,9 +17,12 @@ from polymux.errors import CheckpointError, ConfigError, GenerationError, Invali
 from polymux.media.wire import to_wire
 from polymux.request import (
     Capabilities,
+    ComponentRuns,
+    Distribution,
     Event,
     Failed,
     Finished,
+    OutputChunk,
     Progress,
     Request,
     RequestMetrics,
@@ -27,6 +30,7 @@ from polymux.request import (
 )
 
 STEP_S = 0.002
+PARTS = 6
 CAPABILITIES = Capabilities(
     family="fake",
     pipeline="FakePipeline",
@@ -46,7 +50,8 @@ class FakeEngine:
     "tired" (does not wake up at the first time),
     "chatty" (writes what is no message), "parent" (has a child process that holds the socket).
     Prompts: "crash" (step raises), "die" (SIGKILL to itself), "picky" (add refuses), "odd" (add has a bug),
-    "fail" (fails at its first step), "hang" (a step that takes for ever), "touch PATH" (makes a file).
+    "fail" (fails at its first step), "hang" (a step that takes for ever), "touch PATH" (makes a file),
+    "parts" (a video in PARTS chunks, each when the one before is used up).
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -54,9 +59,10 @@ class FakeEngine:
         self.places = config.scheduler.max_num_seqs
         self.requests: dict[str, Request] = {}
         self.steps: dict[str, int] = {}
+        self.parts: dict[str, int] = {}  # chunks that are out
         self.events: list[Event] = []
         self.done = 0
-        self.calls = {"denoiser": 0}
+        self.runs = self.level = 0
         if self.model == "missing":
             raise CheckpointError("model.safetensors: 'a.weight' is missing")
         if self.model == "bug":
@@ -82,8 +88,9 @@ class FakeEngine:
             running=running,
             waiting=len(self.requests) - running,
             steps=self.done,
-            calls=dict(self.calls),
             seconds={"denoise": self.done * 0.5},
+            host_memory=5000 - 1000 * self.level,
+            runs=[ComponentRuns("denoiser", "denoise", {1: self.runs}, Distribution([self.runs] + [0] * 15, 0.0))],
         )
 
     @property
@@ -92,7 +99,7 @@ class FakeEngine:
 
     def warm_up(self) -> None:
         self.done += 2
-        self.calls["denoiser"] += 2
+        self.runs += 2
 
     def add(self, request: Request) -> None:
         if request.prompt == "picky":
@@ -103,14 +110,29 @@ class FakeEngine:
         self.steps[request.request_id] = 0
 
     def abort(self, request_id: str) -> None:
+        self.parts.pop(request_id, None)
         if self.requests.pop(request_id, None):
             self.events.append(Failed(request_id, RequestAbortedError("aborted").info()))
 
+    def taken(self, request_id: str) -> None:
+        if request_id in self.parts:
+            self._next_part(request_id)
+
+    def _next_part(self, name: str) -> None:
+        start = self.parts[name] = self.parts.get(name, -1) + 1
+        if start < PARTS:
+            rows = to_wire(np.full((1, 8, 8, 3), start, np.uint8))
+            self.events.append(OutputChunk(name, 0, 0, (PARTS, 8, 8, 3), start, rows))
+        else:
+            del self.parts[name], self.requests[name]
+            self.events.append(Finished(name, "video", [[]], [1], RequestMetrics(), fps=8.0))
+
     def step(self) -> list[Event]:
         for request in list(self.requests.values())[: self.places]:
-            self._advance(request)
+            if request.request_id not in self.parts:
+                self._advance(request)
         if self.requests:
-            self.calls["denoiser"] += 1
+            self.runs += 1
             time.sleep(STEP_S)
         events, self.events = self.events, []
         return events
@@ -127,8 +149,8 @@ class FakeEngine:
         return level * 1000
 
     def wake_up(self) -> None:
-        if self.model == "tired" and self.level:
-            self.level = 0
+        tired, self.level = self.model == "tired" and self.level, 0
+        if tired:
             raise CheckpointError("model.safetensors: gone")
 
     def close(self) -> None:
@@ -152,6 +174,9 @@ class FakeEngine:
         self.steps[name] += 1
         self.done += 1
         self.events.append(Progress(name, "denoise", self.steps[name], total))
+        if request.prompt == "parts":
+            self._next_part(name)
+            return
         if self.steps[name] == total:
             del self.requests[name]
             self.events.append(self._finished(request))

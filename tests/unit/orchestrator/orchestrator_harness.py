@@ -52,7 +52,7 @@ class Harness:
 
     async def ask_and_see_it_run(self, request_id: str, steps: int = LONG) -> asyncio.Task[list[Any]]:
         task = self.ask(request_id, steps)
-        await until(lambda: self.number("polymux_requests_running") > 0)
+        await until(lambda: self.number("polymux:num_requests_running") > 0)
         return task
 
     def number(self, name: str, **labels: str) -> float:
@@ -63,8 +63,8 @@ class Harness:
         raise KeyError(name)
 
     def outcomes(self) -> tuple[int, ...]:
-        names = ("success", "failure", "aborted", "refused")
-        return tuple(int(self.number("polymux_requests_total", outcome=name)) for name in names)
+        names = ("completed", "failed", "aborted", "refused")
+        return tuple(int(self.number("polymux:requests_total", outcome=name)) for name in names)
 
 
 def run(scenario: Coroutine[Any, Any, Result]) -> Result:

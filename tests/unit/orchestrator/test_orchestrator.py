@@ -29,7 +29,7 @@ from polymux.request import Finished, OmniDiffusionSamplingParams, Progress, Req
 def test_requests_are_answered_and_counted(make_stage: MakeStage) -> None:
     async def scenario() -> None:
         async with started(make_stage, max_num_seqs=4) as h:
-            assert h.number("polymux_denoise_steps_total") == 0  # the warm-up does not count
+            assert h.number("polymux:denoise_steps_total") == 0  # the warm-up does not count
             good = [h.ask(f"good{i}", steps=i + 1, seed=i) for i in range(10)]
             bad = [h.ask("steps", steps=0), h.ask("size", width=60), h.ask("prompt", prompt="picky")]
             answers = await asyncio.gather(*good, *bad, return_exceptions=True)
@@ -41,9 +41,9 @@ def test_requests_are_answered_and_counted(make_stage: MakeStage) -> None:
                 assert (last.request_id, last.seeds) == (f"good{i}", [i])
             assert [type(error) for error in answers[10:]] == [InvalidRequestError] * 3
             assert h.outcomes() == (10, 0, 0, 3)
-            assert h.number("polymux_denoise_steps_total") == 55
-            assert h.number("polymux_request_seconds_count") == 10
-            assert h.number("polymux_requests_running") == h.number("polymux_requests_waiting") == 0
+            assert h.number("polymux:denoise_steps_total") == 55
+            assert h.number("polymux:e2e_request_latency_seconds_count") == 10
+            assert h.number("polymux:num_requests_running") == h.number("polymux:num_requests_waiting") == 0
 
     run(scenario())
 
@@ -84,14 +84,14 @@ def test_leaving_early_reaches_the_engine(make_stage: MakeStage, how: str) -> No
             else:
                 first = await h.ask_and_see_it_run("0", steps=30)
                 second = h.ask("1", LONG)
-                await until(lambda: h.number("polymux_requests_waiting") == 1)
+                await until(lambda: h.number("polymux:num_requests_waiting") == 1)
                 assert h.orchestrator.abort("1")
                 await first
                 with pytest.raises(RequestAbortedError):
                     await second
             (*_, last) = await h.ask("after")
             assert isinstance(last, Finished)
-            await until(lambda: h.number("polymux_requests_running") == 0)
+            await until(lambda: h.number("polymux:num_requests_running") == 0)
             assert h.orchestrator.stats.running == h.orchestrator.stats.waiting == 0
             assert h.outcomes()[2] == 1
 
@@ -108,7 +108,7 @@ def test_an_id_can_be_used_again_but_not_twice_at_once(make_stage: MakeStage) ->
             h.orchestrator.abort("x")
             with pytest.raises(RequestAbortedError):
                 await first
-            await until(lambda: h.number("polymux_requests_running") == 0)
+            await until(lambda: h.number("polymux:num_requests_running") == 0)
             assert len(await h.ask("x")) == 2
 
     run(scenario())
@@ -125,7 +125,7 @@ def test_the_queue_is_bounded(make_stage: MakeStage) -> None:
                 await h.ask("3", steps=0)
             h.orchestrator.abort("2")
             tasks.append(h.ask("3", LONG))
-            await until(lambda: h.number("polymux_requests_waiting") == 2)
+            await until(lambda: h.number("polymux:num_requests_waiting") == 2)
             assert h.outcomes() == (0, 0, 1, 2)
             for request_id in "013":
                 h.orchestrator.abort(request_id)

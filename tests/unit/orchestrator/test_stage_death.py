@@ -54,7 +54,7 @@ def test_when_the_stage_dies_all_who_wait_hear_of_it(make_stage: MakeStage, how:
                 h.orchestrator.check_ready()
             with pytest.raises(NotReadyError, match="is gone"):
                 await h.ask("later")
-            assert h.number("polymux_stage_ready") == h.number("polymux_requests_running") == 0
+            assert h.number("polymux:stage_ready") == h.number("polymux:num_requests_running") == 0
 
     run(scenario())
 
@@ -95,15 +95,15 @@ def test_restart(make_stage: MakeStage) -> None:
             with pytest.raises(StageDeadError):
                 await task
             assert h.orchestrator.status == "loading"
-            with pytest.raises(NotReadyError, match="still loading"):
+            with pytest.raises(NotReadyError, match="loading again"):
                 await h.ask("3")
             await until(lambda: h.orchestrator.status == "ready")
-            before = h.number("polymux_denoise_steps_total")
+            before = h.number("polymux:denoise_steps_total")
             await h.ask("4", steps=7)
-            assert h.number("polymux_denoise_steps_total") == before + 7
+            assert h.number("polymux:denoise_steps_total") == before + 7
             assert h.pid != first
             assert not exists(first)
-            assert h.number("polymux_stage_restarts_total") == 1
+            assert h.number("polymux:stage_restarts_total") == 1
             assert h.orchestrator.reason is None
 
     run(scenario())

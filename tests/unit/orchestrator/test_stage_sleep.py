@@ -19,9 +19,11 @@ def test_requests_under_way_finish_first_and_others_are_refused_until_it_wakes(m
             assert not nap.done()
             with pytest.raises(NotReadyError, match="asleep"):
                 await h.ask("b")
+            assert h.number("polymux:host_memory_bytes") == 5000
             assert await nap == 2000
+            assert h.number("polymux:host_memory_bytes") == 3000
             assert len(task.result()) > 300  # progress of every step, and the output
-            assert h.number("polymux_stage_ready") == 0
+            assert h.number("polymux:stage_ready") == 0
             with pytest.raises(NotReadyError, match="asleep"):
                 await h.ask("c")
             with pytest.raises(NotReadyError, match="asleep"):
@@ -29,6 +31,7 @@ def test_requests_under_way_finish_first_and_others_are_refused_until_it_wakes(m
             await h.orchestrator.wake_up()
             await h.orchestrator.wake_up()  # it is awake
             assert h.orchestrator.status == "ready"
+            assert h.number("polymux:host_memory_bytes") == 5000
             assert await h.ask("d")
 
     run(scenario())

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from polymux.config import EngineConfig
 from polymux.errors import (
     GenerationError,
     InvalidRequestError,
     NotReadyError,
     PolymuxError,
+    QueueFullError,
     RequestAbortedError,
     StageDeadError,
 )
 from polymux.metrics import Metrics
+from polymux.orchestrator.admission import admit
 from polymux.orchestrator.tickets import Ticket, Tickets, outcome_of
-from polymux.request import Failed, Finished, Progress, RequestMetrics
+from polymux.request import Capabilities, Failed, Finished, Preview, Progress, Request, RequestMetrics
+
+CAPABILITIES = Capabilities(
+    family=None, pipeline="P", modality="image", arguments=("prompt",), required=("prompt",), media={}
+)
 
 
 def finished(request_id: str) -> Finished:
@@ -46,9 +54,10 @@ async def everything(ticket: Ticket) -> list[object]:
 
 
 def test_progress_and_then_the_output() -> None:
-    tickets = Tickets(Metrics())
+    tickets = Tickets(Metrics("m"))
     ticket = tickets.open("a")
-    events = [Progress("a", "denoise", 1, 2), Progress("a", "denoise", 2, 2), finished("a")]
+    preview = Preview("a", 0, 1, [])
+    events = [Progress("a", "denoise", 1, 2), preview, Progress("a", "denoise", 2, 2), finished("a")]
     for event in events:
         tickets.deliver(event)
     tickets.deliver(Progress("unknown", "denoise", 1, 2))
@@ -59,14 +68,14 @@ def test_progress_and_then_the_output() -> None:
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (GenerationError("x"), "failure"),
-        (StageDeadError("x"), "failure"),
+        (GenerationError("x"), "failed"),
+        (StageDeadError("x"), "failed"),
         (InvalidRequestError("x", param="height"), "refused"),
         (RequestAbortedError("x"), "aborted"),
     ],
 )
 def test_a_failure_raises_what_it_was(error: PolymuxError, outcome: str) -> None:
-    metrics = Metrics()
+    metrics = Metrics("m")
     tickets = Tickets(metrics)
     ticket = tickets.open("a")
     tickets.deliver(failed("a", error))
@@ -75,12 +84,12 @@ def test_a_failure_raises_what_it_was(error: PolymuxError, outcome: str) -> None
     assert isinstance(got, PolymuxError)
     assert (got.message, got.param) == (error.message, error.param)
     assert outcome_of(error) == outcome
-    counted = {name: n for name, n in numbers(metrics).items() if name in ("success", "failure", "aborted", "refused")}
+    counted = {name: n for name, n in numbers(metrics).items() if name in ("completed", "failed", "aborted", "refused")}
     assert counted == dict.fromkeys(counted, 0.0) | {outcome: 1.0}
 
 
 def test_an_aborted_request_ends_at_once_and_stays_known_until_the_stage_lets_go() -> None:
-    metrics = Metrics()
+    metrics = Metrics("m")
     tickets = Tickets(metrics)
     ticket = tickets.open("a")
     tickets.deliver(Progress("a", "denoise", 1, 9))
@@ -94,25 +103,25 @@ def test_an_aborted_request_ends_at_once_and_stays_known_until_the_stage_lets_go
     assert (tickets.live, tickets.running, tickets.waiting) == (0, 0, 0)
     events = asyncio.run(everything(ticket))
     assert [type(event) for event in events] == [Progress, RequestAbortedError]
-    assert (numbers(metrics)["aborted"], numbers(metrics)["success"]) == (1, 0)
+    assert (numbers(metrics)["aborted"], numbers(metrics)["completed"]) == (1, 0)
 
 
 def test_running_and_waiting() -> None:
-    metrics = Metrics()
+    metrics = Metrics("m")
     tickets = Tickets(metrics)
     for request_id in ("a", "b", "c"):
         tickets.open(request_id)
     tickets.deliver(Progress("a", "encode", 0, 0))
     tickets.deliver(Progress("b", "queued", 0, 0))
     shown = numbers(metrics)
-    assert (shown["polymux_requests_running"], shown["polymux_requests_waiting"]) == (1, 2)
+    assert (shown["polymux:num_requests_running"], shown["polymux:num_requests_waiting"]) == (1, 2)
     tickets.fail_all(StageDeadError("gone"))
     shown = numbers(metrics)
-    assert (shown["polymux_requests_running"], shown["polymux_requests_waiting"], shown["failure"]) == (0, 0, 3)
+    assert (shown["polymux:num_requests_running"], shown["polymux:num_requests_waiting"], shown["failed"]) == (0, 0, 3)
 
 
 def test_failing_all_gives_each_its_own_error() -> None:
-    tickets = Tickets(Metrics())
+    tickets = Tickets(Metrics("m"))
     both = [tickets.open("a"), tickets.open("b")]
     tickets.fail_all(NotReadyError("gone"))
     (one,), (two,) = (asyncio.run(everything(ticket)) for ticket in both)
@@ -120,19 +129,19 @@ def test_failing_all_gives_each_its_own_error() -> None:
 
 
 def test_latency_counts_successes_only() -> None:
-    metrics = Metrics()
+    metrics = Metrics("m")
     tickets = Tickets(metrics)
     for request_id in "abc":
         tickets.open(request_id)
     tickets.deliver(finished("a"))
     tickets.deliver(failed("b", GenerationError("x")))
     tickets.abort("c")
-    assert numbers(metrics)["polymux_request_seconds_count"] == 1
+    assert numbers(metrics)["polymux:e2e_request_latency_seconds_count"] == 1
 
 
 def test_waiting_for_none() -> None:
     async def scenario() -> None:
-        tickets = Tickets(Metrics())
+        tickets = Tickets(Metrics("m"))
         await tickets.until_none_live()
         tickets.open("a")
         waiting = asyncio.create_task(tickets.until_none_live())
@@ -142,3 +151,32 @@ def test_waiting_for_none() -> None:
         await asyncio.wait_for(waiting, 5)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.0, 1), (0.2, 1), (7.1, 8), (60.0, 60), (1e9, 60)])
+def test_a_full_queue_says_when_to_come_again(seconds: float, told: int) -> None:
+    config = EngineConfig.from_flat(model="m", max_num_seqs=1, max_queue=0)
+    with pytest.raises(QueueFullError) as caught:
+        admit(Request(request_id="1", prompt="a"), CAPABILITIES, config, 1, seconds)
+    assert caught.value.retry_after_s == told
+
+
+def test_the_estimate_follows_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    tickets = Tickets(Metrics("m"))
+    assert tickets.seconds_until_one_ends() == 0  # nothing is known
+    for name in "ab":
+        tickets.open(name)
+        tickets.deliver(Progress(name, "denoise", 1, 9))
+    now += 10
+    assert tickets.seconds_until_one_ends() == 10 / 2  # two run, for ten seconds already
+    tickets.deliver(finished("a"))
+    tickets.deliver(finished("b"))
+    assert tickets.seconds_until_one_ends() == 10  # one that starts now takes about as long
+    for name in "cdef":
+        tickets.open(name)
+        tickets.deliver(Progress(name, "denoise", 1, 9))
+    tickets.open("waits")
+    tickets.deliver(Progress("waits", "queued", 0, 0))
+    assert tickets.seconds_until_one_ends() == 10 / 4

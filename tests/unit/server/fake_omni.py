@@ -9,14 +9,16 @@ from typing import Any
 import httpx
 from PIL import Image
 
-from polymux.config import EngineConfig, ServerConfig
+from polymux.config import EngineConfig, build
 from polymux.errors import NotReadyError, PolymuxError
 from polymux.metrics import Metrics
-from polymux.omni_output import OmniRequestOutput
+from polymux.omni_output import OmniPreview, OmniRequestOutput
 from polymux.orchestrator.orchestrator import Status
 from polymux.prompts import Prompt, request_of
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress, Request
 from polymux.server.app import build_app
+from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 from polymux.validation import validate
 
 CAPABILITIES = Capabilities(
@@ -35,7 +37,7 @@ class FakeOmni:
         self.config = EngineConfig.from_flat(**{"model": "fake/model"} | engine_args)
         self.status: Status = "ready"
         self.capabilities: Capabilities | None = CAPABILITIES
-        self.metrics = Metrics()
+        self.metrics = Metrics("fake/model")
         self.requests: list[Request] = []
         self.aborted: list[str] = []
         self.hold = asyncio.Event()  # a generation ends when it is set
@@ -57,15 +59,28 @@ class FakeOmni:
         self.status = "ready"
 
     async def generate(
-        self, prompt: Prompt, sampling_params: OmniDiffusionSamplingParams, *, request_id: str | None = None
-    ) -> AsyncGenerator[Progress | OmniRequestOutput]:
+        self,
+        prompt: Prompt,
+        sampling_params: OmniDiffusionSamplingParams,
+        *,
+        request_id: str | None = None,
+        partial_images: int = 0,
+    ) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
         assert request_id is not None
-        request = request_of(prompt, sampling_params, request_id)
+        request = request_of(prompt, sampling_params, request_id, partial_images)
         await self._admit(request)
         self.requests.append(request)
         self.started.set()
         try:
             yield Progress(request_id, "denoise", 1, 2)
+            for i in range(sampling_params.num_outputs_per_prompt * partial_images):
+                index, step = (
+                    i % sampling_params.num_outputs_per_prompt,
+                    1 + i // sampling_params.num_outputs_per_prompt,
+                )
+                size = (sampling_params.width or 32, sampling_params.height or 16)
+                images = [Image.effect_noise(size, 90)]
+                yield OmniPreview(request_id=request_id, index=index, step=step, images=images)
             await self.hold.wait()
         except (asyncio.CancelledError, GeneratorExit):
             self.aborted.append(request_id)
@@ -73,7 +88,7 @@ class FakeOmni:
             raise
         if self.fails_with is not None:
             raise self.fails_with
-        self.metrics.count("success", 0.1)
+        self.metrics.count("completed")
         yield self._output(request)
 
     async def _admit(self, request: Request) -> None:
@@ -102,5 +117,5 @@ class FakeOmni:
 
 def client(omni: FakeOmni, **server_args: Any) -> httpx.AsyncClient:
     """A client whose requests go straight into the application."""
-    app: Any = build_app(omni, ServerConfig(**server_args))
+    app: Any = build_app(ServerState(omni, build(ServerConfig, server_args)))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")

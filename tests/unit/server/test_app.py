@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
+import re
 import subprocess
 import sys
 from typing import Any
@@ -14,7 +16,9 @@ import pytest
 from fake_omni import CAPABILITIES, FakeOmni, client
 from prometheus_client.parser import text_string_to_metric_families
 
+from polymux.config import LimitsConfig
 from polymux.orchestrator.orchestrator import Status
+from polymux.server_config import HttpConfig, MediaConfig
 
 
 def call(method: str, url: str, omni: FakeOmni | None = None, server: Any = None, **kwargs: Any) -> httpx.Response:
@@ -30,14 +34,23 @@ def test_health_is_200_only_when_ready() -> None:
     assert (response.status_code, response.json()) == (200, {"status": "ready"})
 
 
-@pytest.mark.parametrize("status", ["loading", "draining", "dead"])
-def test_health_says_why_not(status: Status) -> None:
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+@pytest.mark.parametrize("status", ["loading", "asleep", "draining", "dead"])
+def test_health_says_why_not(status: Status, path: str) -> None:
     omni = FakeOmni()
     omni.status = status
-    response = call("GET", "/health", omni)
-    assert response.status_code == 503
+    response = call("GET", path, omni)
+    assert response.status_code == call("HEAD", path, omni).status_code == 503
     assert response.json()["status"] == status
     assert status in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("status", ["loading", "ready", "asleep", "draining", "dead"])
+def test_the_process_lives_whatever_its_model_does(status: Status) -> None:
+    omni = FakeOmni()
+    omni.status = status
+    response = call("GET", "/live", omni)
+    assert (response.status_code, response.json()) == (200, {"status": "live"})
 
 
 @pytest.mark.parametrize("status", ["loading", "ready", "draining", "dead"])
@@ -48,7 +61,7 @@ def test_metrics_answer_in_every_state(status: Status) -> None:
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/plain")
     families = {family.name: family for family in text_string_to_metric_families(response.text)}
-    assert families["polymux_requests"].type == "counter"
+    assert families["polymux:requests"].type == "counter"
 
 
 def test_models_lists_the_one_model_with_its_limits_and_abilities() -> None:
@@ -61,6 +74,32 @@ def test_models_lists_the_one_model_with_its_limits_and_abilities() -> None:
     assert can["size_multiple"] == 16
     assert can["fields"] == ["guidance_scale", "height", "negative_prompt", "num_inference_steps", "width"]
     assert can["extra_args"] == ["eta"]
+
+
+def test_models_lists_no_argument_that_would_be_refused() -> None:
+    omni = FakeOmni()
+    arguments = (*CAPABILITIES.arguments, "output_type", "strength")
+    omni.capabilities = msgspec.structs.replace(CAPABILITIES, arguments=arguments)
+    (model,) = call("GET", "/v1/models", omni).json()["data"]
+    names = model["capabilities"]["extra_args"]
+    assert names == ["eta"]
+    for name in names:
+        body = {"prompt": "a", "extra_args": {name: 0.5}}
+        assert call("POST", "/v1/images/generations", omni, json=body).status_code == 200
+
+
+LIMITS = (LimitsConfig, HttpConfig, MediaConfig)
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [(g, f.name) for g in LIMITS for f in dataclasses.fields(g) if re.match("max_|.*timeout", f.name)],
+)
+def test_models_tells_every_limit(group: type, name: str) -> None:
+    value = {"max_json_depth": 99, "max_media_redirects": 7}.get(name, 1234)
+    engine, server = ({name: value}, {}) if group is LimitsConfig else ({}, {name: value})
+    (model,) = call("GET", "/v1/models", FakeOmni(**engine), server=server).json()["data"]
+    assert model["limits"][name] == value
 
 
 def test_what_would_be_ignored_is_not_offered() -> None:
@@ -96,7 +135,7 @@ def test_served_model_name_and_the_model_as_given_both_work(asked: str | None) -
 @pytest.mark.parametrize(
     ("method", "url", "status", "code"),
     [
-        ("GET", "/", 404, "unknown_url"),
+        ("GET", "/playground", 404, "unknown_url"),
         ("POST", "/v1/images/generation", 404, "unknown_url"),
         ("GET", "/docs", 404, "unknown_url"),
         ("GET", "/v1/images/generations", 405, "method_not_allowed"),

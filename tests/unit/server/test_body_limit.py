@@ -11,9 +11,14 @@ import pytest
 from fake_omni import FakeOmni, client
 
 from polymux.server import body as body_module
+from polymux.server.app import build_app
 from polymux.server.body import BodyLimit
+from polymux.server.state import ServerState
+from polymux.server_config import HttpConfig, ServerConfig
 
 LIMIT = 2048
+SCOPE = {"type": "http", "method": "POST", "query_string": b""}
+LIMITS = HttpConfig(max_body_bytes=LIMIT)
 URL = "/v1/images/generations"
 
 
@@ -75,8 +80,8 @@ async def test_a_declared_size_over_the_limit_is_refused_unread(declared: str) -
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "headers": [(b"content-length", declared.encode())]}
-    await BodyLimit(application, LIMIT)(scope, receive, send)
+    scope = {**SCOPE, "headers": [(b"content-length", declared.encode())]}
+    await BodyLimit(application, LIMITS)(scope, receive, send)
     assert sent[0]["status"] == 413
     assert received == 1
 
@@ -92,9 +97,54 @@ async def test_a_client_that_never_stops_sending_is_let_go(monkeypatch: pytest.M
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await asyncio.wait_for(BodyLimit(send, LIMIT)({"type": "http", "headers": []}, receive, send), 5)  # type: ignore[arg-type]
-    assert sent[0]["status"] == 413
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b"not me"})
+
+    await asyncio.wait_for(
+        BodyLimit(application, LIMITS)({**SCOPE, "headers": []}, receive, send),
+        5,
+    )
+    assert [message["status"] for message in sent if "status" in message] == [413]
     assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+async def test_an_answer_waits_for_the_rest_of_the_body() -> None:
+    chunks = [b"x" * 100] * 5
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": chunks.pop(), "more_body": bool(chunks)}
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 400, "headers": []})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    async def send(message: Any) -> None:
+        assert not chunks, "with data in the socket, the connection would be reset"
+        sent.append(message)
+
+    await BodyLimit(application, LIMITS)({**SCOPE, "headers": []}, receive, send)
+    assert sent[0]["status"] == 400
+
+
+async def test_a_client_that_leaves_while_it_sends() -> None:
+    omni = FakeOmni()
+    messages = [{"type": "http.disconnect"}, {"type": "http.request", "body": b'{"prompt":', "more_body": True}]
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": URL, "headers": headers, "query_string": b""}
+    await build_app(ServerState(omni, ServerConfig()))(scope, receive, send)
+    assert sent == []
+    assert omni.requests == []
 
 
 @pytest.fixture

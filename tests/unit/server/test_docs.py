@@ -5,17 +5,32 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from fake_omni import FakeOmni
 
 from polymux.cli.flags import flag_of
-from polymux.config import EngineConfig, ServerConfig, groups_of
+from polymux.config import EngineConfig
 from polymux.errors import PolymuxError
-from polymux.server import errors, health, images, models, sleep
-from polymux.server.protocol import ImageGenerationRequest
+from polymux.knobs import groups_of
+from polymux.sampling import FIELDS as SAMPLING_FIELDS
+from polymux.server import audio, chat, errors, files, health, images, lora, models, playground, sleep, speech, videos
+from polymux.server.audio import AudioGenerationRequest
+from polymux.server.chat_protocol import ChatRequest
+from polymux.server.protocol import (
+    EncodingFields,
+    ImageEditFields,
+    ImageEditRequest,
+    ImageGenerationRequest,
+    ImageVariationFields,
+    SamplingFields,
+)
+from polymux.server.speech_protocol import SpeechRequest
 from polymux.server.state import ServerState
+from polymux.server.video_protocol import VideoRequest
+from polymux.server.video_store import Status
+from polymux.server_config import AccessConfig, FilesConfig, HttpConfig, MediaConfig, ServerConfig, VideoConfig
 
 TEXT = (Path(__file__).parents[3] / "docs" / "server.md").read_text()
 CODE = set(re.findall(r"`([^`\n]+)`", TEXT))
@@ -31,35 +46,67 @@ def first_cells(title: str) -> set[str]:
 
 
 def test_fields() -> None:
-    assert first_cells("POST /v1/images/generations") == set(ImageGenerationRequest.model_fields)
+    generations = set(ImageGenerationRequest.model_fields)
+    assert first_cells("POST /v1/images/generations") == generations
+    assert first_cells("POST /v1/images/edits") == set(ImageEditRequest.model_fields) - generations
+    edits = set(ImageEditFields.model_fields)
+    assert set(ImageVariationFields.model_fields) == edits - {"prompt", "partial_images", "stream_progress"}
+
+
+def test_fields_of_a_chat() -> None:
+    title = "POST /v1/chat/completions"
+    shared = {*SamplingFields.model_fields, *EncodingFields.model_fields, "model", "user"}
+    assert first_cells(title) == set(ChatRequest.model_fields) - shared
+    assert shared <= set(re.findall(r"`(\w+)`", section(title)))
+
+
+def test_fields_of_sound() -> None:
+    named = first_cells("POST /v1/audio/generate")
+    fields = {name for name in named if not name.startswith("x-")} - {"input", "audio_length"}
+    assert fields == set(AudioGenerationRequest.model_fields)
+
+
+def test_fields_of_speech() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "speech.md").read_text()
+    tables = text.split("\n## What a request may say\n")[1].split("\n## Loading\n")[0]
+    rows = [line.split("|")[1] for line in tables.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    assert named - {"speaker"} == {*SpeechRequest.model_fields, *SAMPLING_FIELDS, "seed", "extra_args"} - {"user"}
+
+
+def test_videos() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "video.md").read_text()
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    cells = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    routes = {name for name in first_cells("Routes") if "/v1/videos" in name and not name.startswith("HEAD")}
+    flags = {flag_of(f) for f in dataclasses.fields(VideoConfig)}
+    assert cells - {"status"} == routes | flags | {*VideoRequest.model_fields} | {*get_args(Status)}
 
 
 def test_flags_of_the_server() -> None:
-    assert first_cells("Flags") == {flag_of(f) for f in dataclasses.fields(ServerConfig)}
+    assert first_cells("Flags") == {flag_of(f) for f in dataclasses.fields(ServerConfig) if f.metadata}
+    assert first_cells("Access") == {flag_of(f) for f in dataclasses.fields(AccessConfig)}
+    assert first_cells("Connections") == {flag_of(f) for f in dataclasses.fields(HttpConfig)}
+    assert first_cells("Media") == {flag_of(f) for f in dataclasses.fields(MediaConfig)}
+    assert first_cells("URLs of pictures") == {flag_of(f) for f in dataclasses.fields(FilesConfig)}
 
 
 def test_every_flag_that_is_named_exists() -> None:
-    groups = (*groups_of(EngineConfig).values(), ServerConfig)
-    flags = {flag_of(f) for group in groups for f in dataclasses.fields(group)}
+    groups = (*groups_of(EngineConfig).values(), ServerConfig, *groups_of(ServerConfig).values())
+    flags = {flag_of(f) for group in groups for f in dataclasses.fields(group) if f.metadata}
     assert {word for code in CODE for word in re.findall(r"--[a-z-]+", code)} <= flags | {"--help"}
 
 
 def test_routes() -> None:
     state = ServerState(FakeOmni(), ServerConfig())
-    routes: list[Any] = [route for module in (images, models, sleep, health) for route in module.routes(state).routes]
-    found = {f"{method} {route.path}" for route in routes for method in route.methods}
-    assert {name.replace("/NAME", "/{name:path}") for name in first_cells("Routes")} == found | {"GET /openapi.json"}
-
-
-def test_metrics() -> None:
-    registry = FakeOmni().metrics.registry
-    ours = {m.name + ("_total" if m.type == "counter" else "") for m in registry.collect()}
-    watched = {
-        "polymux_requests_running",
-        "polymux_requests_waiting",
-        "polymux_stage_ready",
-    }  # gauges of the orchestrator
-    assert first_cells("Metrics") == ours | watched
+    modules = (images, files, chat, videos, audio, speech, lora, models, sleep, health, playground)
+    routes: list[Any] = [route for module in modules for route in module.routes(state).routes]
+    found = {f"{method} {r.path}" for r in routes for method in r.methods if not r.path.startswith("/playground/")}
+    documented = {
+        name.replace("models/NAME", "models/{name:path}").replace("/ID", "/{video_id}")
+        for name in first_cells("Routes")
+    }
+    assert {name.replace("/NAME", "/{name}") for name in documented} == found | {"GET /openapi.json"}
 
 
 def test_error_codes() -> None:

@@ -8,14 +8,17 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
-from fake_omni import FakeOmni
+from fake_omni import CAPABILITIES, FakeOmni
 
-from polymux.config import ServerConfig
 from polymux.server.app import build_app
+from polymux.server.state import ServerState
+from polymux.server_config import ServerConfig
 
 pytestmark = pytest.mark.anyio
 
+IMAGES = "/v1/images/generations"
 BODY = json.dumps({"prompt": "a", "seed": 1}).encode()
 
 
@@ -27,14 +30,14 @@ def anyio_backend() -> str:
 class Connection:
     """One HTTP request as an ASGI server shows it."""
 
-    def __init__(self, body: bytes = BODY, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, body: bytes = BODY, headers: dict[str, str] | None = None, path: str = IMAGES) -> None:
         self.scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
             "method": "POST",
-            "path": "/v1/images/generations",
-            "raw_path": b"/v1/images/generations",
+            "path": path,
+            "raw_path": path.encode(),
             "query_string": b"",
             "root_path": "",
             "scheme": "http",
@@ -59,8 +62,10 @@ class Connection:
 
 
 @contextlib.asynccontextmanager
-async def serving(omni: FakeOmni, connection: Connection) -> AsyncIterator[asyncio.Task[None]]:
-    app: Any = build_app(omni, ServerConfig())
+async def serving(omni: FakeOmni, connection: Connection, media: Any = None) -> AsyncIterator[asyncio.Task[None]]:
+    state = ServerState(omni, ServerConfig())
+    state.media = media or state.media
+    app: Any = build_app(state)
     before = asyncio.all_tasks()
     task = asyncio.create_task(app(connection.scope, connection.incoming.get, connection.send))
     yield task
@@ -107,3 +112,53 @@ async def test_cancelling_the_server_task_aborts_too() -> None:
             await omni.started.wait()
             task.cancel()
     assert len(omni.aborted) == 1
+
+
+class SlowMedia:
+    """Stands in for the loader: what it is asked for never comes."""
+
+    def __init__(self) -> None:
+        self.asked, self.ended = asyncio.Event(), asyncio.Event()
+
+    async def image(self, source: str, *, param: str) -> None:
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+
+
+WITH_PICTURE = {
+    "/v1/images/edits": {"prompt": "a", "image": "http://example.org/"},
+    "/v1/chat/completions": {
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://example.org/"}}]},
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("path", WITH_PICTURE)
+async def test_leaving_ends_the_fetch_of_a_picture(path: str) -> None:
+    omni, media = FakeOmni(), SlowMedia()
+    omni.capabilities = msgspec.structs.replace(CAPABILITIES, media={"image": 1})
+    connection = Connection(json.dumps(WITH_PICTURE[path]).encode(), path=path)
+    async with serving(omni, connection, media):
+        await media.asked.wait()
+        connection.leave()
+    assert media.ended.is_set()
+    assert omni.requests == []
+    sample = {"model_name": "fake/model", "outcome": "aborted"}
+    assert omni.metrics.registry.get_sample_value("polymux:requests_total", sample) == 1
+
+
+@pytest.mark.parametrize("path", WITH_PICTURE)
+async def test_the_time_of_a_request_holds_for_the_fetch_of_a_picture(path: str) -> None:
+    omni, media = FakeOmni(), SlowMedia()
+    omni.capabilities = msgspec.structs.replace(CAPABILITIES, media={"image": 1})
+    body = json.dumps(WITH_PICTURE[path]).encode()
+    connection = Connection(body, {"x-request-timeout": "0.1"}, path)
+    async with serving(omni, connection, media):
+        await media.ended.wait()
+    assert connection.status == 504

@@ -55,7 +55,7 @@ def picture(response: httpx.Response, i: int = 0) -> Image.Image:
 
 
 def outcomes(omni: FakeOmni) -> dict[str, float]:
-    samples = [s for m in omni.metrics.registry.collect() if m.name == "polymux_requests" for s in m.samples]
+    samples = [s for m in omni.metrics.registry.collect() if m.name == "polymux:requests" for s in m.samples]
     return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total") and s.value}
 
 
@@ -63,7 +63,7 @@ def test_the_answer_has_openais_shape_and_says_what_it_is() -> None:
     answer = post(BASE).json()
     assert set(answer) == {"created", "data", "output_format", "size", "seed"}
     assert (answer["output_format"], answer["size"], answer["seed"]) == ("png", "64x32", 1)
-    assert [set(item) for item in answer["data"]] == [{"b64_json", "seed"}]
+    assert [set(item) for item in answer["data"]] == [{"b64_json", "seed", "size", "output_format"}]
 
 
 def test_size_is_that_of_the_decoded_picture() -> None:
@@ -123,14 +123,21 @@ FIELDS: dict[str, tuple[dict[str, Any], Any] | None] = {
     "max_sequence_length": ({"max_sequence_length": 77}, 77),
     "extra_args": ({"extra_args": {"eta": 0.5, "x": [1, None, "s"]}}, {"eta": 0.5, "x": [1, None, "s"]}),
     "num_frames": None,
+    "enable_frame_interpolation": None,
+    "frame_interpolation_exp": None,
+    "frame_interpolation_scale": None,
     "fps": None,
+    "seconds": None,
     "strength": None,
     "generator": None,
     "output_type": None,
 }
 
 
-@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(OmniDiffusionSamplingParams)])
+SAMPLING = [f.name for f in dataclasses.fields(OmniDiffusionSamplingParams)]
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLING if name != "lora"])  # files: tests/server/test_c8_lora.py
 def test_every_sampling_field_reaches_the_model(name: str) -> None:
     case = FIELDS[name]
     if case is None:
@@ -176,12 +183,13 @@ def test_values_that_ask_for_what_happens_anyway(extra: dict[str, Any]) -> None:
         ("n", 0), ("n", -1), ("n", 10**6), ("n", "1"),
         ("seed", "abc"), ("seed", 1.5), ("seed", 2**64), ("seed", -1),
         ("guidance_scale", "x"), ("guidance_scale", [1]), ("guidance_scale_2", 1.0),
-        ("response_format", "banana"), ("response_format", "url"),
+        ("response_format", "banana"), ("response_format", "file"),
         ("output_format", "gif"), ("output_compression", 101), ("output_compression", -1),
         ("prompt", None), ("prompt", {}), ("prompt", ["a"]), ("prompt", 3),
         ("negative_prompt", 3), ("user", "x" * 257),
-        ("quality", "hd"), ("quality", "high"), ("background", "transparent"), ("moderation", "low"), ("stream", True),
-        ("style", "vivid"), ("partial_images", 1), ("num_steps", 3), ("image", "x"),
+        ("quality", "hd"), ("quality", "high"), ("background", "transparent"), ("moderation", "low"), ("stream", "x"),
+        ("style", "vivid"), ("partial_images", 1), ("partial_images", 4), ("stream_progress", True), ("num_steps", 3),
+        ("image", "x"),
         ("sigmas", [1.0, "x"]), ("extra_args", []), ("extra_args", "x"),
     ],
 )  # fmt: skip
@@ -232,7 +240,9 @@ def test_a_missing_prompt() -> None:
 
 @pytest.mark.parametrize(("content_type", "status"), [
     ("application/json; charset=utf-8", 200), ("application/problem+json", 200), ("APPLICATION/JSON", 200),
-    ("text/plain", 400), ("application/x-www-form-urlencoded", 400), ("multipart/form-data; boundary=x", 400),
+    ("application/json; charset=UTF-8; x=y", 200), ('application/json; charset="utf-8"', 200),
+    ("text/plain", 415), ("application/x-www-form-urlencoded", 415), ("multipart/form-data; boundary=x", 415),
+    ("application/json; charset=utf-16", 415), ("application/json; charset=latin-1", 415), ("", 415), ("json", 415),
 ])  # fmt: skip
 def test_content_type(content_type: str, status: int) -> None:
     assert post(json.dumps(BASE).encode(), headers={"content-type": content_type}).status_code == status
@@ -250,8 +260,27 @@ def test_another_model_is_a_404() -> None:
 def test_an_argument_that_the_pipeline_does_not_take() -> None:
     response = post(BASE | {"extra_args": {"nope": 1}})
     assert response.status_code == 400
-    assert error_of(response)["param"] == "nope"
+    assert error_of(response)["param"] == "extra_args.nope"
     assert "eta" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("height", "use the field size"),
+        ("width", "use the field size"),
+        ("num_outputs_per_prompt", "use the field n"),
+        ("seed", "use the field seed"),
+        ("prompt", "use the field prompt"),
+        ("output_type", "it cannot be chosen here"),
+        ("generator", "it cannot be chosen here"),
+        ("num_frames", "it cannot be chosen here"),
+    ],
+)
+def test_an_argument_with_a_field_of_its_own(name: str, hint: str) -> None:
+    error = error_of(post(BASE | {"extra_args": {name: 64}}))
+    assert error["param"] == f"extra_args.{name}"
+    assert error["message"] == f"extra_args.{name}=64: {hint}"
 
 
 def test_a_model_that_makes_no_pictures() -> None:
@@ -277,6 +306,7 @@ def test_errors_of_the_engine(error: Exception, status: int, code: str) -> None:
     response = post(BASE, omni)
     assert (response.status_code, error_of(response)["code"]) == (status, code)
     assert ("retry-after" in response.headers) == (status == 429)
+    assert (response.headers.get("x-should-retry") == "false") == (status == 500)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ def csm(ctx: Ctx) -> list[Saveable]:
             num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
             max_position_embeddings=books + 1,
         ),
-        codec_config=mimi_config(books, codes).to_dict(),
+        # twice as many as codes: random weights emit special ones too, which a trained model does not
+        codec_config=mimi_config(books, 2 * codes).to_dict(),
     )
     model = filled(ctx, T.CsmForConditionalGeneration(config))
     processor = T.CsmProcessor(
@@ -52,11 +53,7 @@ def run_csm(path: Path, ctx: Ctx) -> Tensors:
     processor = T.AutoProcessor.from_pretrained(path)
     model = T.CsmForConditionalGeneration.from_pretrained(path, dtype=ctx.dtype)
     inputs = processor("<|begin_of_text|>[0]hello there<|end_of_text|>", add_special_tokens=False, return_tensors="pt")
-    special = [32, 33, 34]  # ids past the codebook, which a trained model does not emit
-    kw = dict(
-        do_sample=False, depth_decoder_do_sample=False, max_new_tokens=8, suppress_tokens=special,
-        depth_decoder_suppress_tokens=special,
-    )
+    kw = dict(do_sample=False, depth_decoder_do_sample=False, max_new_tokens=8)
     codes = model.generate(**inputs, **kw)
     wav = model.generate(**inputs, **kw, output_audio=True)[0]
     return {"codes": codes, "wav": wav}
@@ -216,7 +213,7 @@ def run_vits(path: Path, ctx: Ctx) -> Tensors:
 @tiny("speecht5-tts", "transformers")
 def speecht5_tts(ctx: Ctx) -> list[Saveable]:
     config = T.SpeechT5Config(
-        vocab_size=40, hidden_size=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64,
+        vocab_size=48, hidden_size=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64,
         decoder_layers=2, decoder_ffn_dim=64, decoder_attention_heads=2, num_mel_bins=20,
         speech_decoder_prenet_units=16, speaker_embedding_dim=8, speech_decoder_postnet_units=16,
         speech_decoder_postnet_layers=2, reduction_factor=2, speech_decoder_prenet_dropout=0.0,
@@ -226,7 +223,21 @@ def speecht5_tts(ctx: Ctx) -> list[Saveable]:
         model_in_dim=20, upsample_initial_channel=32, upsample_rates=[4, 4], upsample_kernel_sizes=[8, 8],
         resblock_kernel_sizes=[3], resblock_dilation_sizes=[[1, 3]],
     )), "vocoder")
-    return [model, Files(lambda path: gan.save_pretrained(path / "vocoder"))]
+    # the published checkpoint's vocoder is a repository of its own; here it lies in a folder of the checkpoint
+    return [model, Files(lambda path: gan.save_pretrained(path / "vocoder")), Files(_speecht5_tokenizer)]
+
+
+def _speecht5_tokenizer(path: Path) -> None:
+    from sentencepiece import SentencePieceTrainer
+
+    signs = f"{ascii_lowercase}{ascii_lowercase[:8].upper()}.,'"
+    with (path / "spm_char.model").open("wb") as file:
+        SentencePieceTrainer.train(
+            sentence_iterator=iter([" ".join(signs), signs]), model_writer=file, model_type="char",
+            vocab_size=len(signs) + 5, bos_id=0, pad_id=1, eos_id=2, unk_id=3, character_coverage=1.0,
+            hard_vocab_limit=False, minloglevel=2,
+        )  # fmt: skip
+    T.SpeechT5Tokenizer(str(path / "spm_char.model")).save_pretrained(path)
 
 
 @runner("speecht5-tts")

@@ -1,0 +1,75 @@
+"""A measurement for people, as a table, and for programs, as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from polymux.bench.records import Record
+from polymux.bench.settings import BenchSettings
+from polymux.bench.summary import Spread, Summary
+from polymux.version import VERSION
+
+
+def table(summary: Summary) -> str:
+    lines = [f"{name:<28}{value}" for name, value in _rows(summary)]
+    return "\n".join(lines)
+
+
+def document(
+    settings: BenchSettings, source: dict[str, Any], model: str | None, summary: Summary, records: Sequence[Record]
+) -> str:
+    """All that is needed to repeat the measurement, and all that came of it. Without the API key."""
+    content = {
+        "polymux": VERSION,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "model": model,
+        "dataset": source,
+        "settings": _settings(settings),
+        "summary": dataclasses.asdict(summary),
+        "requests": [dataclasses.asdict(record) for record in records],
+    }
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def _settings(settings: BenchSettings) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    for group in (settings.load, settings.request, settings.report):
+        fields = [f for f in dataclasses.fields(group) if not f.metadata["secret"]]
+        shown |= {f.name: getattr(group, f.name) for f in fields}
+    return shown
+
+
+def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
+    yield "requests completed", f"{summary.completed} of {summary.requests}"
+    if summary.unfinished:
+        yield "requests given up", str(summary.unfinished)
+    yield "requests failed", str(summary.failed)
+    for kind, count in summary.errors.items():
+        yield f"  {kind}", str(count)
+    yield "duration", _seconds(summary.duration)
+    yield "throughput", f"{summary.request_throughput:.3f} requests/s, {summary.output_throughput:.3f} pictures/s"
+    if summary.pixel_throughput:
+        yield "", f"{summary.pixel_throughput / 1e6:.3f} megapixels/s"
+    yield from _spread("latency", summary.latency)
+    yield from _spread("time to first picture", summary.first)
+    if summary.client_wait is not None and summary.client_wait.max > 0.01:
+        yield from _spread("wait before sending", summary.client_wait)
+    if summary.goodput is not None:
+        attained = "" if summary.attainment is None else f" ({summary.attainment:.1%} of the requests that ended)"
+        yield "goodput", f"{summary.goodput:.3f} requests/s{attained}"
+
+
+def _spread(name: str, spread: Spread | None) -> Iterator[tuple[str, str]]:
+    if spread is not None:
+        yield name, "  ".join(f"{key} {_seconds(value)}" for key, value in dataclasses.asdict(spread).items())
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"

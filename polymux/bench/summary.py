@@ -1,0 +1,91 @@
+"""From the records of requests to the numbers that people compare. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from polymux.bench.records import Record
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Seconds."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """None if there are no values."""
+        if not values:
+            return None
+        ordered = sorted(values)
+        p50, p95, p99 = (quantile(ordered, percent) for percent in (50, 95, 99))
+        return cls(mean=math.fsum(ordered) / len(ordered), p50=p50, p95=p95, p99=p99, max=ordered[-1])
+
+
+def quantile(ordered: Sequence[float], percent: float) -> float:
+    """Between the two nearest values, in proportion."""
+    place = (len(ordered) - 1) * percent / 100
+    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return low + (high - low) * (place - math.floor(place))
+
+
+@dataclass(frozen=True)
+class Summary:
+    requests: int  # that were to be sent
+    completed: int
+    failed: int
+    unfinished: int  # never sent, or given up, when the measurement was interrupted
+    errors: dict[str, int]  # by kind
+    duration: float  # seconds
+    request_throughput: float  # completed requests per second
+    output_throughput: float  # pictures per second
+    pixel_throughput: float  # per second, of the pictures that came as bytes
+    outputs: int
+    latency: Spread | None  # of completed requests, and so on
+    first: Spread | None
+    client_wait: Spread | None  # between the moment a request was due and the one it was sent
+    goodput: float | None  # completed requests per second that met all objectives
+    attainment: float | None  # their share of all that ended
+
+
+def summarize(records: Sequence[Record], duration: float, objectives: Mapping[str, float]) -> Summary:
+    done = [record for record in records if record.succeeded]
+    failed = [record for record in records if record.failed]
+    outputs, pixels = sum(record.outputs for record in done), sum(record.pixels for record in done)
+    good = sum(meets(record, objectives) for record in done)
+    ended = len(done) + len(failed)
+
+    def rate(count: float) -> float:
+        return count / duration if duration > 0 else 0.0
+
+    return Summary(
+        requests=len(records),
+        completed=len(done),
+        failed=len(failed),
+        unfinished=len(records) - ended,
+        errors=dict(Counter(record.error for record in failed if record.error is not None).most_common()),
+        duration=duration,
+        request_throughput=rate(len(done)),
+        output_throughput=rate(outputs),
+        pixel_throughput=rate(pixels),
+        outputs=outputs,
+        latency=Spread.of([record.latency for record in done if record.latency is not None]),
+        first=Spread.of([record.first for record in done if record.first is not None]),
+        client_wait=Spread.of([record.sent - record.due for record in done if record.sent is not None]),
+        goodput=rate(good) if objectives else None,
+        attainment=good / ended if objectives and ended else None,
+    )
+
+
+def meets(record: Record, objectives: Mapping[str, float]) -> bool:
+    """Whether a completed request met all of them."""
+    measured = {"e2el": record.latency, "ttfp": record.first}
+    return all((value := measured[name]) is not None and value <= limit for name, limit in objectives.items())

@@ -1,0 +1,111 @@
+"""The model of a generate engine: objects of transformers whose calls are captured and whose weights are in place.
+
+May be taken down and loaded again while the engine lives. Knows no requests.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+
+import torch
+
+from polymux.config import EngineConfig, MemoryConfig
+from polymux.diffusion.component import SUBMODULE_DEPTH, Component, Role
+from polymux.families.generate import GenerateFamily, Parts
+from polymux.loading import load_parts
+from polymux.memory.place import place
+from polymux.memory.residency import Residency, Tenant
+from polymux.request import Capabilities
+
+LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)  # only their owner runs what is in them
+
+
+@dataclass(frozen=True)
+class GenerateModel:
+    """One per engine at a time."""
+
+    family: GenerateFamily
+    parts: Parts
+    components: tuple[Component, ...]
+    weights: Residency
+
+    @classmethod
+    def load(cls, config: EngineConfig, device: torch.device) -> GenerateModel:
+        """From a checkpoint. Raises CheckpointError, ConfigError."""
+        family, parts = load_parts(config, device)
+        return cls.of(family, parts, device)
+
+    @classmethod
+    def of(cls, family: GenerateFamily, parts: Parts, device: torch.device) -> GenerateModel:
+        """Of loaded parts."""
+        modules = {name: child for name, child in parts.model.named_children() if not isinstance(child, LISTS)}
+        tenants = [Tenant("model", "decoder", parts.model)]
+        if family.beside is not None:
+            modules[family.beside[1]] = parts.beside
+            tenants.append(Tenant(family.beside[1], "decoder", parts.beside))
+        components = tuple(Component(name, module, _role(family, name)) for name, module in modules.items())
+        weights = place(tenants, MemoryConfig(), device)
+        for component in components:
+            component.attach()
+        return cls(family, parts, components, weights)
+
+    def own(self) -> Parts:
+        """The parts for one session: what it stores on the model reaches nobody else. Weights are shared."""
+        return replace(self.parts, model=replica(self.parts.model, SUBMODULE_DEPTH))
+
+    def describe(self, config: EngineConfig) -> Capabilities:
+        """What it takes and makes."""
+        family, parts, adapter = self.family, self.parts, self.family.adapter
+        languages = adapter.languages(parts)
+        arguments = tuple(name for name in family.arguments if name != "language" or languages)
+        parameters = {id(p): p.numel() for c in self.components for p in c.module.parameters()}
+        return Capabilities(
+            family=family.name,
+            pipeline=type(parts.model).__name__,
+            modality=family.modality,
+            arguments=("prompt", *arguments, *family.extra),
+            required=("prompt",),
+            media={},
+            sample_rate=adapter.sample_rate(parts),
+            refused={"partial_images": "there are none of sound"},
+            samples=True,
+            voices=adapter.voices(parts) if family.speaks else (),
+            languages=languages,
+            max_new_tokens=adapter.longest(parts, config.limits.max_audio_seconds),
+            extra=family.extra,
+            device=str(parts.model.device),
+            dtype=str(parts.model.dtype).removeprefix("torch."),
+            parameters=sum(parameters.values()),
+            storage=self.weights.describe(),
+        )
+
+    def close(self) -> None:
+        """Give everything back."""
+        for component in self.components:
+            component.detach()
+        self.weights.close()
+
+
+def replica(module: torch.nn.Module, depth: int) -> torch.nn.Module:
+    """The module with attributes and settings of its own, and so its children down to `depth`: as deep as calls are
+    captured. What is below runs in captured calls only, which get the original. The tensors are shared."""
+    cls = type(module)
+    own = cls.__new__(cls)  # not copy.copy: modules with parametrized weights refuse that
+    own.__dict__.update(module.__dict__)
+    for name, value in vars(module).items():
+        if type(value) in (dict, list, set):
+            own.__dict__[name] = copy.copy(value)
+    if "generation_config" in own.__dict__:
+        own.__dict__["generation_config"] = copy.deepcopy(own.__dict__["generation_config"])
+    if depth and not isinstance(module, LISTS):
+        own.__dict__["_modules"] = {
+            name: None if child is None else replica(child, depth - 1) for name, child in module._modules.items()
+        }
+    return own
+
+
+def _role(family: GenerateFamily, name: str) -> Role:
+    if name in family.decoders:
+        return "decoder"
+    return "denoiser" if any(path.partition(".")[0] == name for path in family.steps) else "encoder"

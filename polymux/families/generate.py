@@ -1,0 +1,162 @@
+"""What a family of models of transformers declares that make sound by their own `generate`, or by one forward.
+
+Most of it is data, read by generic code. What is left is an adapter: how a text becomes the arguments of a call, and
+what of the result is the sound. Adapters are given objects of transformers and import nothing of it.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from polymux.errors import InvalidRequestError
+from polymux.families.base import NOTHING
+from polymux.media.sentences import pieces
+from polymux.request import Modality, SamplingParams
+from polymux.sampling import generation_arguments
+
+DRAWING = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
+SPEECH = ("voice", "speed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """A loaded model: objects of transformers. `beside` is the vocoder or codec that is not part of the model itself;
+    `voices` are arrays of speakers that came in files, by name."""
+
+    model: Any
+    processor: Any
+    beside: Any = None
+    voices: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """One piece of a request's text, and how to make sound of it."""
+
+    text: str
+    params: SamplingParams
+    voice: str | None  # None: the model has none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What a model is called with. `steps`: the most steps that it takes, if it takes several. `ends`: it may end
+    earlier by itself; one that does not has not come to its end."""
+
+    arguments: dict[str, Any]
+    steps: int | None = None
+    ends: bool = True
+
+
+class Adapter:
+    """Between a request and a model of one family. Without state; `parts` are a session's own in `run`."""
+
+    def voices(self, parts: Parts) -> tuple[str, ...]:
+        """At least one, of a model that speaks; the first is the one that speaks when none is named."""
+        return ("default",)
+
+    def languages(self, parts: Parts) -> tuple[str, ...]:
+        """Those that a request may name."""
+        return ()
+
+    def sample_rate(self, parts: Parts) -> int:
+        raise NotImplementedError
+
+    def longest(self, parts: Parts, limit_s: float) -> int | None:
+        """The most new tokens that a request may ask for; None: it makes no tokens."""
+        return None
+
+    def check(self, parts: Parts) -> str | None:
+        """What a checkpoint like this lacks here, if it lacks something."""
+        return None
+
+    def sample_text(self, parts: Parts) -> str:
+        """Something short that it can say."""
+        return "hello"
+
+    def pieces(self, text: str, voice: str | None, longest: int) -> list[str]:
+        """The text in parts that are spoken one after the other. `voice`: the one that the request names."""
+        return pieces(text, longest)
+
+    def prepare(self, parts: Parts, wish: Wish) -> Call:
+        """The arguments, before any work is done. Raises InvalidRequestError for a text that cannot be said."""
+        raise NotImplementedError
+
+    def run(self, parts: Parts, call: Call) -> Any:
+        """Call the model; the sound as a tensor (samples), or (channels, samples)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateFamily:
+    """One family of models.
+
+    models: class names in transformers.
+    tasks: what they are for, in the hub's words.
+    adapter: see `Adapter`.
+    speaks: text becomes speech, word for word, sentence by sentence; else the prompt describes the sound.
+    longest: letters of a text that are spoken in one go.
+    processor: the class in transformers that reads texts.
+    assembled: what that is put together of, where it cannot be loaded by itself: (argument, class).
+    beside: the part that makes the sound, where it is a model of its own: (class, folder of the checkpoint).
+    voice_files: its voices are arrays in files.
+    precise: it is small, and its sound is rough in 16 bits: what is left to us runs in 32.
+    steps: modules whose calls are its steps, by path.
+    decoders: parts that make sound of codes or spectra.
+    arguments: the fields of SamplingParams that it honours, beside seed.
+    extra: what extra_args may hold.
+    merge: as in `base.Family`; nothing yet, and `unmerged_because` says why.
+    warmup: the parameters of the generation that is made before the first request.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    adapter: Adapter
+    modality: Modality = "audio"
+    speaks: bool = True
+    longest: int = 300
+    processor: str
+    assembled: tuple[tuple[str, str], ...] = ()
+    beside: tuple[str, str] | None = None
+    voice_files: bool = False
+    precise: bool = False
+    steps: tuple[str, ...] = ()
+    decoders: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = SPEECH
+    extra: tuple[str, ...] = ()
+    merge: frozenset[str] = NOTHING
+    unmerged_because: str = "each request has a cache of its own, and merging them is not proven"
+    warmup: SamplingParams = SamplingParams(seed=0)
+
+
+def told(wish: Wish) -> dict[str, Any]:
+    """What the request says of how tokens are drawn, as arguments of `generate`."""
+    return generation_arguments(wish.params) | wish.params.extra_args
+
+
+def known_signs(text: str, known: Any) -> None:
+    """Raises InvalidRequestError if `text` has signs that must be spoken and are not `known(sign)`."""
+    missing = sorted({sign for sign in text if unicodedata.category(sign)[0] in "LMNS" and not known(sign)})
+    if missing:
+        raise InvalidRequestError(f"prompt: the model has no sign for {_listed(missing)}", param="prompt")
+
+
+def known_tokens(tokenizer: Any, text: str, ids: list[int]) -> None:
+    """Raises InvalidRequestError if the tokenizer has put its unknown token for something in `text`."""
+    if tokenizer.unk_token_id not in ids:
+        return
+    alone = {sign: tokenizer(sign, add_special_tokens=False).input_ids for sign in set(text) if not sign.isspace()}
+    missing = sorted(sign for sign, made in alone.items() if tokenizer.unk_token_id in made)
+    spoken = [sign for sign in missing if unicodedata.category(sign)[0] in "LMNS"]
+    if spoken or not missing:
+        what = _listed(spoken) if spoken else "some of it"
+        raise InvalidRequestError(f"prompt: the model has no sign for {what}", param="prompt")
+
+
+def _listed(signs: list[str]) -> str:
+    shown = ", ".join(repr(sign) for sign in signs[:8])
+    return shown if len(signs) <= 8 else f"{shown} and {len(signs) - 8} more"

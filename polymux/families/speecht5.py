@@ -1,0 +1,62 @@
+"""SpeechT5, whose voices are x-vectors and whose vocoder is a model of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polymux.errors import InvalidRequestError
+from polymux.families.generate import SPEECH, Adapter, Call, GenerateFamily, Parts, Wish, known_tokens
+
+_THRESHOLD, _SHORTEST, _LONGEST = 0.5, 0.0, 20.0  # of its generate_speech
+
+
+class SpeechT5Adapter(Adapter):
+    def voices(self, parts: Parts) -> tuple[str, ...]:
+        return tuple(parts.voices) or ("default",)
+
+    def sample_rate(self, parts: Parts) -> int:
+        return int(parts.beside.config.sampling_rate)
+
+    def check(self, parts: Parts) -> str | None:
+        size = parts.model.config.speaker_embedding_dim
+        wrong = [f"{name} ({vector.size})" for name, vector in parts.voices.items() if vector.size != size]
+        return f"voices must have {size} values each, unlike {', '.join(wrong)}" if wrong else None
+
+    def prepare(self, parts: Parts, wish: Wish) -> Call:
+        model = parts.model
+        inputs = parts.processor(wish.text, return_tensors="pt").to(model.device)
+        known_tokens(parts.processor, wish.text, inputs.input_ids[0].tolist())
+        count, most = inputs.input_ids.shape[1], model.config.max_text_positions
+        if count > most:
+            raise InvalidRequestError(f"prompt: a sentence has {count} tokens: allowed are {most}", param="prompt")
+        speaker = next(model.parameters()).new_zeros(1, model.config.speaker_embedding_dim)
+        vector = parts.voices.get(wish.voice or "")
+        if vector is not None:
+            speaker.copy_(speaker.new_tensor(vector.reshape(1, -1)))
+        own = {"threshold": _THRESHOLD, "minlenratio": _SHORTEST, "maxlenratio": _LONGEST} | wish.params.extra_args
+        arguments = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask, **own}
+        steps = max(int(count * own["maxlenratio"] / model.config.reduction_factor), 1)
+        # The threshold is for the sum over a step's frames. Whoever gives one that cannot be met wants the longest.
+        ends = own["threshold"] <= model.config.reduction_factor and "maxlenratio" not in wish.params.extra_args
+        return Call(arguments={**arguments, "speaker_embeddings": speaker}, steps=steps, ends=ends)
+
+    def run(self, parts: Parts, call: Call) -> Any:
+        return parts.model.generate_speech(**call.arguments, vocoder=parts.beside)
+
+
+SPEECHT5 = GenerateFamily(
+    name="speecht5",
+    models=("SpeechT5ForTextToSpeech",),
+    tasks=("text-to-speech",),
+    adapter=SpeechT5Adapter(),
+    processor="SpeechT5Tokenizer",
+    beside=("SpeechT5HifiGan", "vocoder"),
+    voice_files=True,
+    precise=True,
+    steps=("speecht5.decoder.wrapped_decoder.forward",),
+    decoders=("vocoder",),
+    arguments=SPEECH,
+    extra=("threshold", "minlenratio", "maxlenratio"),
+)
+
+FAMILIES = (SPEECHT5,)

@@ -1,0 +1,146 @@
+"""From a folder with a model of transformers to its parts on the device: the model, what reads texts, what is beside.
+
+Which classes are served is declared in `polymux.families`. Every model is proven complete, as components of pipelines
+are.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from polymux.config import EngineConfig
+from polymux.errors import CheckpointError, ConfigError
+from polymux.families.generate import GenerateFamily, Parts
+from polymux.loading.component import Part, load_model, load_plain
+from polymux.loading.dtypes import auto_dtype
+from polymux.loading.layout import CONFIG, declared_model, model_class_in
+from polymux.loading.libraries import quiet, reading
+from polymux.loading.options import LoadFlags, parse_options
+from polymux.loading.source import fetch_model, resolve
+from polymux.media.wire import Array
+
+logger = logging.getLogger(__name__)
+
+# Settings that act on pipelines of diffusers only: (group, setting). What is not its default is refused.
+_OF_PIPELINES = (("model", "model_class_name"), ("model", "diffusers_call_kwargs"), ("adapters", "lora_path"))
+_MOST_VOICES = 1000
+
+
+def load_parts(config: EngineConfig, device: torch.device) -> tuple[GenerateFamily, Parts]:
+    """Load a model and all that belongs to it. Raises CheckpointError, and ConfigError for settings that cannot act."""
+    start = time.perf_counter()
+    options = parse_options(config.model.diffusers_load_kwargs)
+    options.check_names((), "a model of transformers")
+    folder = resolve(config.model)
+    name, family = declared_model(folder, str(folder))
+    check_settings(config, family)
+    dtype = auto_dtype("fp32" if family.precise and config.model.dtype == "auto" else config.model.dtype, device)
+    with quiet():
+        model = _model("model", name, folder, device, dtype, options.flags)
+        beside = _beside(config, family, folder, device, dtype, options.flags)
+        parts = Parts(
+            model=model,
+            processor=_processor(family, folder, beside),
+            beside=beside,
+            voices=_voices(config, folder, family),
+        )
+        lacks = family.adapter.check(parts)
+    if lacks is not None:
+        raise CheckpointError(f"{folder}: {lacks}")
+    logger.info("loaded %s from %s in %.1f s", name, folder, time.perf_counter() - start)
+    return family, parts
+
+
+def check_settings(config: EngineConfig, family: GenerateFamily) -> None:
+    """Raises ConfigError for settings that cannot act on a model of this family."""
+    what = f"{family.name} is a model of transformers, on which this setting has no effect"
+    if config.memory.offloads:
+        given = next(name for name in config.memory.STRATEGIES if getattr(config.memory, name))
+        raise ConfigError(f"{given}: {what}", param=given)
+    for group, name in _OF_PIPELINES:
+        if getattr(getattr(config, group), name):
+            raise ConfigError(f"{name}: {what}", param=name)
+    if config.model.load_format != "auto":
+        raise ConfigError(f"load_format={config.model.load_format!r}: {what}", param="load_format")
+    if config.speech.vocoder is not None and family.beside is None:
+        raise ConfigError(f"vocoder: a {family.name} model has its own", param="vocoder")
+    if config.speech.voice_path is not None and not family.voice_files:
+        raise ConfigError(f"voice_path: the voices of {family.name} are its own", param="voice_path")
+
+
+def _class(name: str) -> type:
+    found = getattr(transformers, name, None)
+    if not isinstance(found, type):
+        version = transformers.__version__
+        raise CheckpointError(f"the class {name} does not exist in the installed transformers {version}")
+    return found
+
+
+def _model(
+    name: str, class_name: str, folder: Path, device: torch.device, dtype: torch.dtype, flags: LoadFlags
+) -> torch.nn.Module:
+    part = Part(name, _class(class_name), folder)
+    return load_model(part, part.weights(flags), device, dtype, flags)
+
+
+def _beside(
+    config: EngineConfig,
+    family: GenerateFamily,
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    flags: LoadFlags,
+) -> torch.nn.Module | None:
+    if family.beside is None:
+        return None
+    class_name, inside = family.beside
+    if config.speech.vocoder is not None:
+        place = fetch_model(config.speech.vocoder, config.model.cache_dir)
+    else:
+        place = folder / inside
+    if not (place / CONFIG).is_file():
+        hint = f"{class_name} is a model of its own: name its folder or hub id with --vocoder"
+        raise CheckpointError(f"{place}: there is no {CONFIG}: {hint}")
+    found = model_class_in(place)
+    if found not in (None, class_name):
+        raise CheckpointError(f"{place / CONFIG}: it is a {found}, and a {class_name} is needed")
+    return _model(inside, class_name, place, device, dtype, flags)
+
+
+def _processor(family: GenerateFamily, folder: Path, beside: object) -> object:
+    if not family.assembled:
+        return load_plain(Part("processor", _class(family.processor), folder))
+    made = {name: load_plain(Part(name, _class(cls), folder)) for name, cls in family.assembled}
+    with reading(f"{folder}: {family.processor}"):
+        processor: object = _class(family.processor)(**made, audio_tokenizer=beside)
+    return processor
+
+
+def _voices(config: EngineConfig, folder: Path, family: GenerateFamily) -> dict[str, Array]:
+    """The arrays in the folder of voices, by their files' names without the ending."""
+    if not family.voice_files:
+        return {}
+    given = config.speech.voice_path
+    place = Path(given).expanduser() if given is not None else folder / "voices"
+    if given is not None and not place.is_dir():
+        raise ConfigError(f"voice_path={given!r}: no such folder", param="voice_path")
+    files = sorted(place.glob("*.npy"))
+    if given is not None and not files:
+        raise ConfigError(f"voice_path={given!r}: there is no .npy file in it", param="voice_path")
+    return {file.stem: _vector(file) for file in files[:_MOST_VOICES]}
+
+
+def _vector(file: Path) -> Array:
+    with reading(file):
+        array: Array = np.load(file, allow_pickle=False)
+    if array.dtype.kind != "f" or array.ndim not in (1, 2) or max(array.shape) != array.size:
+        raise CheckpointError(f"{file}: must hold one vector of floats, not {array.dtype.name} {array.shape}")
+    if not np.isfinite(array).all():
+        raise CheckpointError(f"{file}: its values are not all finite")
+    return array.reshape(-1)

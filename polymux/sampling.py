@@ -1,0 +1,149 @@
+"""Checks a request with `SamplingParams` against what the loaded model takes and what the operator allows.
+
+The counterpart of `polymux.validation`, which is for diffusion and calls this one. What only the model's tokenizer can
+know (a text that it has no signs for) is not checked here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from polymux.config import LimitsConfig
+from polymux.errors import InvalidRequestError
+from polymux.request import Capabilities, OmniDiffusionSamplingParams, Request, SamplingParams
+
+SEEDS = 2**64
+_MOST_SHOWN = 20  # names in a message
+SPEEDS = (0.25, 4.0)
+_ENGINE_FIELDS = {"seed", "extra_args"}  # answered by the engine, for every model
+FIELDS = tuple(f.name for f in dataclasses.fields(SamplingParams) if f.name not in _ENGINE_FIELDS)
+_RANGES: dict[str, tuple[float, float]] = {
+    "speed": SPEEDS,
+    "temperature": (0, 100),
+    "top_p": (1e-6, 1),
+    "repetition_penalty": (1e-3, 100),
+    "guidance_scale": (0, 100),
+}
+_SHARED = {f.name for f in dataclasses.fields(SamplingParams)}
+_SAMPLING = ("top_k", "top_p", "temperature")  # they act only where tokens are drawn
+
+
+def sampling_of(request: Request, capabilities: Capabilities) -> SamplingParams:
+    """The request's parameters; of those of diffusion, what they have in common. Raises InvalidRequestError for others,
+    and for what no model that takes SamplingParams takes."""
+    default = OmniDiffusionSamplingParams()
+    given = {
+        f.name: value
+        for f in dataclasses.fields(default)
+        if (value := getattr(request.params, f.name)) != getattr(default, f.name)
+    }
+    if request.negative_prompt is not None:
+        given["negative_prompt"] = request.negative_prompt
+    if request.partial_images:
+        given["partial_images"] = request.partial_images
+    for name in [*request.media, *(name for name in given if name not in _SHARED)]:
+        raise InvalidRequestError(f"{name}: {capabilities.pipeline} does not take it", param=name)
+    return request.sampling or SamplingParams(**given)
+
+
+def check_sampling(params: SamplingParams, capabilities: Capabilities, limits: LimitsConfig) -> None:
+    """Raises InvalidRequestError with the field, its value and what is allowed."""
+    for name in FIELDS:
+        value = getattr(params, name)
+        if value is not None and name not in capabilities.arguments:
+            why = f"{capabilities.pipeline} does not take it; it takes {_names(capabilities)}"
+            raise _refuse(name, value, why)
+    for name, chosen, known in (
+        ("voice", params.voice, capabilities.voices),
+        ("language", params.language, capabilities.languages),
+    ):
+        if chosen is not None and chosen not in known:
+            raise _refuse(name, chosen, f"allowed are {_shown(known)}")
+    if params.instructions is not None and not _is_text(params.instructions):
+        raise _refuse("instructions", params.instructions, "must be a string of valid Unicode")
+    for name, (low, high) in _RANGES.items():
+        _check_number(name, getattr(params, name), low, high)
+    _check_seconds(params, limits)
+    _check_integer("top_k", params.top_k, 1, 10**6)
+    _check_integer("max_new_tokens", params.max_new_tokens, 1, capabilities.max_new_tokens or 2**31)
+    _check_integer("seed", params.seed, 0, SEEDS - 1)
+    _check_drawing(params)
+    _check_extra(params.extra_args, capabilities)
+
+
+def _shown(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:_MOST_SHOWN]) + (f" and {more} more" if (more := len(names) - _MOST_SHOWN) > 0 else "")
+
+
+def _names(capabilities: Capabilities) -> str:
+    return ", ".join(sorted({*capabilities.arguments, *_ENGINE_FIELDS} - {*capabilities.extra, "prompt"}))
+
+
+def generation_arguments(params: SamplingParams) -> dict[str, Any]:
+    """What a model's `generate` is told. To name how tokens are drawn is to ask that they are."""
+    names = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "guidance_scale", "max_new_tokens")
+    given = {name: value for name in names if (value := getattr(params, name)) is not None}
+    if params.temperature == 0:
+        del given["temperature"]
+        return given | {"do_sample": False}
+    if any(name in given for name in _SAMPLING):
+        given.setdefault("do_sample", True)
+    return given
+
+
+def _check_seconds(params: SamplingParams, limits: LimitsConfig) -> None:
+    if params.seconds is None:
+        return
+    if params.max_new_tokens is not None:
+        raise _refuse("seconds", params.seconds, "cannot be combined with max_new_tokens")
+    if not _is_number(params.seconds) or params.seconds <= 0:
+        raise _refuse("seconds", params.seconds, "must be a number above 0")
+    if params.seconds > limits.max_audio_seconds:
+        raise _refuse("seconds", params.seconds, f"allowed are {limits.max_audio_seconds:g} (--max-audio-seconds)")
+
+
+def _check_drawing(params: SamplingParams) -> None:
+    if params.do_sample is not None and type(params.do_sample) is not bool:
+        raise _refuse("do_sample", params.do_sample, "must be true or false")
+    idle = [
+        n for n in _SAMPLING if getattr(params, n) is not None and not (n == "temperature" and not params.temperature)
+    ]
+    if idle and (params.do_sample is False or params.temperature == 0):
+        raise _refuse(idle[0], getattr(params, idle[0]), "has no effect without sampling")
+    if params.do_sample and params.temperature == 0:
+        raise _refuse("temperature", 0, "cannot be combined with do_sample")
+
+
+def _check_extra(extra: Any, capabilities: Capabilities) -> None:
+    if not isinstance(extra, dict):
+        raise _refuse("extra_args", extra, "must be a dict with argument names as keys")
+    for name, value in extra.items():
+        if name not in capabilities.extra:
+            known = f"known are {', '.join(capabilities.extra)}" if capabilities.extra else "there are none"
+            raise InvalidRequestError(f"extra_args.{str(name)[:80]}: {known}", param=f"extra_args.{str(name)[:80]}")
+        if type(value) is not bool and not _is_number(value):
+            raise _refuse(f"extra_args.{name}", value, "must be a number, true or false")
+
+
+def _check_number(name: str, value: Any, low: float, high: float) -> None:
+    if value is not None and not (_is_number(value) and low <= value <= high):
+        raise _refuse(name, value, f"must be a number from {low:g} to {high:g}")
+
+
+def _check_integer(name: str, value: Any, low: int, high: int) -> None:
+    if value is not None and (type(value) is not int or not low <= value <= high):
+        raise _refuse(name, value, f"must be an integer from {low} to {high}")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not any("\ud800" <= sign <= "\udfff" for sign in value)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 2**63  # false for NaN
+
+
+def _refuse(name: str, value: Any, why: str) -> InvalidRequestError:
+    shown = repr(value)
+    return InvalidRequestError(f"{name}={shown if len(shown) <= 80 else shown[:77] + '...'}: {why}", param=name)

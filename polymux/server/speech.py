@@ -1,0 +1,176 @@
+"""POST /v1/audio/speech: text in, speech out, as a file, or sentence by sentence as a stream. GET /v1/audio/voices.
+
+Translates between the body's words and the sampling parameters, and encodes. Whether the model can do it is checked
+behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import secrets
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from polymux.errors import GenerationError, InvalidRequestError
+from polymux.media.audio import MEDIA_TYPES, AudioFormat
+from polymux.media.sound_stream import SoundStream
+from polymux.omni_output import OmniRequestOutput, samples_of
+from polymux.request import Capabilities, SamplingParams, SoundPiece
+from polymux.server.audio import FILE, sound_answer
+from polymux.server.body import parse
+from polymux.server.byte_stream import ByteStream
+from polymux.server.errors import responses
+from polymux.server.generation import generate, while_connected
+from polymux.server.image_request import refusals_counted
+from polymux.server.speech_protocol import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage, VoiceList
+from polymux.server.sse import STREAMED, StreamEvent, stream
+from polymux.server.state import ServerState
+
+_SCHEMA = {"content": {"application/json": {"schema": SpeechRequest.model_json_schema()}}, "required": True}
+_FILE_OR_EVENTS = FILE | {"content": FILE["content"] | STREAMED[200]["content"]}
+_DEFAULT: AudioFormat = "mp3"  # OpenAI's
+
+Piece = tuple[bytes, OmniRequestOutput | None]  # the next bytes of the file; the last ones come with the output
+
+
+def routes(state: ServerState) -> APIRouter:
+    router = APIRouter()
+
+    @router.post(
+        "/v1/audio/speech",
+        response_class=Response,
+        responses=responses(400, 404, 413, 429, 500, 503) | {200: _FILE_OR_EVENTS},
+        openapi_extra={"requestBody": _SCHEMA},
+    )
+    async def create_speech(request: Request) -> Response:
+        """Speech of a text. Leaving early cancels."""
+        with refusals_counted(state):
+            body = await parse(request, SpeechRequest)
+            if body.user is not None:
+                request.state.user = body.user
+            state.check_model(body.model)
+            await _speaking_model(state)
+            how = _streaming(body)
+        with _in_our_words():
+            return await _speech(state, request, body, how)
+
+    @router.get("/v1/audio/voices", responses=responses(400, 503))
+    async def list_voices() -> VoiceList:
+        """The voices of the model."""
+        can = await _speaking_model(state)
+        return VoiceList(voices=list(can.voices), default=can.voices[0], languages=list(can.languages))
+
+    return router
+
+
+async def _speech(state: ServerState, request: Request, body: SpeechRequest, how: str | None) -> Response:
+    format = body.response_format or _DEFAULT
+    if how is None:
+        output = await generate(state.omni, request, body.input, _params(body))
+        return await asyncio.to_thread(sound_answer, output, format)
+    params = _params(body)
+    if params.seed is None:  # the headers, which tell it, go out before the model's process has told one
+        params = replace(params, seed=secrets.randbelow(2**32))
+    pieces = _pieces(state, request, body.input, params, format)
+    if how == "sse":
+        return await stream(_events(pieces, format))
+    first, _ = await anext(pieces)
+    headers = {"x-seed": str(params.seed)}
+    can = state.omni.capabilities
+    if can is not None and can.sample_rate is not None:
+        headers["x-sample-rate"] = str(can.sample_rate)
+    return ByteStream(first, _bytes(pieces), MEDIA_TYPES[format], headers)
+
+
+def _streaming(body: SpeechRequest) -> str | None:
+    """How the answer is streamed; None: it is not."""
+    if body.stream is False and body.stream_format is not None:
+        raise InvalidRequestError(f"stream_format={body.stream_format!r}: stream is false", param="stream_format")
+    return body.stream_format or ("audio" if body.stream else None)
+
+
+def _params(body: SpeechRequest) -> SamplingParams:
+    return SamplingParams(
+        voice=body.voice,
+        language=body.language,
+        instructions=body.instructions,
+        speed=body.speed,
+        seed=body.seed,
+        max_new_tokens=body.max_new_tokens,
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        repetition_penalty=body.repetition_penalty,
+        guidance_scale=body.guidance_scale,
+        extra_args=body.extra_args or {},
+    )
+
+
+async def _pieces(
+    state: ServerState, request: Request, text: str, params: SamplingParams, format: AudioFormat
+) -> AsyncGenerator[Piece]:
+    """The bytes of the file as it grows. Raises PolymuxError."""
+    file: SoundStream | None = None
+    source = state.omni.stream(text, params, request_id=f"{request.state.request_id}-{uuid.uuid4().hex[:8]}")
+    async with contextlib.aclosing(while_connected(request, source)) as events:
+        async for event in events:
+            if isinstance(event, SoundPiece):
+                samples = samples_of(event)
+                if file is None:
+                    file = SoundStream(format, event.samples.sample_rate or 0, len(samples))
+                if new := await asyncio.to_thread(file.add, samples):
+                    yield new, None
+            elif isinstance(event, OmniRequestOutput):
+                if file is None:
+                    raise GenerationError("the model made no sound")
+                yield await asyncio.to_thread(file.finish), event
+                return
+    raise GenerationError("the generation ended without an output")
+
+
+async def _bytes(pieces: AsyncGenerator[Piece]) -> AsyncGenerator[bytes]:
+    async with contextlib.aclosing(pieces):
+        async for new, _ in pieces:
+            if new:
+                yield new
+
+
+async def _events(pieces: AsyncGenerator[Piece], format: AudioFormat) -> AsyncGenerator[StreamEvent | None]:
+    with _in_our_words():
+        async with contextlib.aclosing(pieces):
+            async for new, output in pieces:
+                if new:
+                    yield SpeechDelta(audio=base64.b64encode(new).decode(), response_format=format)
+                if output is not None:
+                    read, steps = output.metrics.text_tokens, output.metrics.steps
+                    usage = SpeechUsage(input_tokens=read, output_tokens=steps, total_tokens=read + steps)
+                    yield SpeechDone(usage=usage, seed=output.seeds[0])
+
+
+@contextlib.contextmanager
+def _in_our_words() -> Iterator[None]:
+    """What is wrong with a prompt is wrong with `input` here."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.param != "prompt":
+            raise
+        message = error.message.replace("prompt", "input", 1)
+        raise type(error)(message, param="input") from None
+
+
+async def _speaking_model(state: ServerState) -> Capabilities:
+    """What the model can do. Raises NotReadyError, and InvalidRequestError if it does not speak."""
+    await state.omni.health()
+    can = state.omni.capabilities
+    assert can is not None  # they are known once the model was ready
+    if can.voices:
+        return can
+    where = "POST /v1/audio/generate makes it" if can.modality == "audio" else f"it makes {can.modality}"
+    raise InvalidRequestError(f"the model does not speak; {where}", param="model")
