@@ -15,7 +15,7 @@ from .reference import Arrays, distance, request
 from .test_families import arrays, drive
 
 # CLIP and T5; a language model that returns a key-value cache unasked; all layers of one; an image encoder; connectors.
-NAMES = ("flux-dev", "qwen-image", "hidream-i1", "wan21-i2v", "ltx2")
+NAMES = ("flux-dev", "qwen-image", "sd3", "wan21-i2v", "ltx2")
 
 
 @pytest.mark.parametrize("name", NAMES)
