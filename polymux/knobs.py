@@ -8,6 +8,7 @@ import math
 import operator
 import types
 import typing
+from collections.abc import Collection
 from dataclasses import field
 from typing import Any, TypeVar
 
@@ -56,11 +57,12 @@ class Checked:
                 _check(f, field_type(type(self), f.name), getattr(self, f.name))
 
 
-def check_unchanged(group: Checked, why: str) -> None:
-    """Raise ConfigError if a knob of this group is not at its default: it would be ignored."""
-    unset = type(group)()
+def check_unchanged(group: Checked, why: str, names: Collection[str] | None = None) -> None:
+    """Raise ConfigError if a knob of this group, one of `names` if they are given, is not at its default: it would be
+    ignored."""
     for f in dataclasses.fields(typing.cast(Any, group)):
-        if getattr(group, f.name) != getattr(unset, f.name):
+        unset = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if (names is None or f.name in names) and getattr(group, f.name) != unset:
             raise ConfigError(f"--{f.name.replace('_', '-')} {why}", param=f.name)
 
 

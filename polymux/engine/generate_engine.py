@@ -35,7 +35,6 @@ from polymux.errors import (
     from_info,
 )
 from polymux.families.generate import Parts, Wish
-from polymux.knobs import check_unchanged
 from polymux.media.tempo import stretch
 from polymux.media.wire import Array, to_wire
 from polymux.memory.measure import device_bytes, release, resident_bytes, used_bytes
@@ -53,8 +52,6 @@ class GenerateEngine:
     @classmethod
     def load(cls, config: EngineConfig) -> GenerateEngine:
         """Load the model. Raises CheckpointError, ConfigError."""
-        for group in (config.attention, config.caches):
-            check_unchanged(group, "acts only on pipelines of diffusers")
         device = resolve_device(config.device.device)
         if config.device.num_threads is not None:
             torch.set_num_threads(config.device.num_threads)

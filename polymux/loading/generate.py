@@ -17,6 +17,7 @@ import transformers
 from polymux.config import EngineConfig
 from polymux.errors import CheckpointError, ConfigError
 from polymux.families.generate import GenerateFamily, Parts
+from polymux.knobs import check_unchanged
 from polymux.loading.component import Part, load_model, load_plain
 from polymux.loading.dtypes import auto_dtype
 from polymux.loading.layout import CONFIG, declared_model, model_class_in
@@ -28,7 +29,14 @@ from polymux.media.wire import Array
 logger = logging.getLogger(__name__)
 
 # Settings that act on pipelines of diffusers only: (group, setting). What is not its default is refused.
-_OF_PIPELINES = (("model", "model_class_name"), ("model", "diffusers_call_kwargs"), ("adapters", "lora_path"))
+_OF_PIPELINES = (
+    "load_format",
+    "num_weight_load_threads",
+    "enable_multithread_weight_load",
+    "model_class_name",
+    "diffusers_call_kwargs",
+    "frame_interpolation_model_path",
+)
 _MOST_VOICES = 1000
 
 
@@ -59,15 +67,11 @@ def load_parts(config: EngineConfig, device: torch.device) -> tuple[GenerateFami
 
 def check_settings(config: EngineConfig, family: GenerateFamily) -> None:
     """Raises ConfigError for settings that cannot act on a model of this family."""
-    what = f"{family.name} is a model of transformers, on which this setting has no effect"
-    if config.memory.offloads:
-        given = next(name for name in config.memory.STRATEGIES if getattr(config.memory, name))
-        raise ConfigError(f"{given}: {what}", param=given)
-    for group, name in _OF_PIPELINES:
-        if getattr(getattr(config, group), name):
-            raise ConfigError(f"{name}: {what}", param=name)
-    if config.model.load_format != "auto":
-        raise ConfigError(f"load_format={config.model.load_format!r}: {what}", param="load_format")
+    why = f"acts only on pipelines of diffusers, and {family.name} is a model of transformers"
+    for group in (config.memory, config.adapters, config.attention, config.caches):
+        check_unchanged(group, why)
+    check_unchanged(config.model, why, _OF_PIPELINES)
+    check_unchanged(config.scheduler, why, ("max_batched_tokens",))  # nothing is merged
     if config.speech.vocoder is not None and family.beside is None:
         raise ConfigError(f"vocoder: a {family.name} model has its own", param="vocoder")
     if config.speech.voice_path is not None and not family.voice_files:

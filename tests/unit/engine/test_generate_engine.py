@@ -18,7 +18,7 @@ from polymux.engine.generate_engine import GenerateEngine
 from polymux.engine.generate_model import replica
 from polymux.engine.outbound import WINDOW
 from polymux.engine.sound_job import AHEAD
-from polymux.errors import ConfigError, InvalidRequestError, NotReadyError
+from polymux.errors import InvalidRequestError, NotReadyError
 from polymux.omni_output import samples_of
 from polymux.request import Event, Failed, Finished, Progress, Request, SamplingParams, SoundPiece
 
@@ -37,16 +37,6 @@ def load(tiny_checkpoint: Callable[..., Path]) -> Any:
     yield engine
     for one in made:
         one.close()
-
-
-@pytest.mark.parametrize(
-    ("knob", "value"),
-    [("diffusion_attention_backend", "TORCH_SDPA"), ("cache_backend", "first_block"), ("prompt_cache_gib", 1.0)],
-)
-def test_what_acts_on_diffusers_only_is_refused(knob: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match="acts only on pipelines of diffusers") as caught:
-        GenerateEngine.load(EngineConfig.from_flat(model="m", **{knob: value}))
-    assert caught.value.param == knob
 
 
 def request(name: str = "a", text: str = TEXT, seed: int | None = 1, **params: Any) -> Request:
