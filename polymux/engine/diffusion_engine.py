@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,42 +26,32 @@ from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe,
 from polymux.diffusion.preview import Replay, Watch
 from polymux.diffusion.rates import SoundShape
 from polymux.diffusion.runner import InPlace, Runner
-from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
+from polymux.diffusion.session import Session
 from polymux.diffusion.step_scheduler import StepScheduler
 from polymux.diffusion.tracebacks import drop_frames
 from polymux.diffusion.tuned import AdapterSet
-from polymux.engine.device import resolve_device
+from polymux.engine.cache_counts import cache_counts
 from polymux.engine.failure import as_polymux_error
 from polymux.engine.job import Job, randomness_of
-from polymux.engine.machine_stats import machine_stats
 from polymux.engine.model import Model
 from polymux.engine.outbound import Outbound, OutputThread
+from polymux.engine.session_engine import SessionEngine, prepare_device
 from polymux.engine.warmup import run_first_that_works, warmup_requests
-from polymux.errors import (
-    NotReadyError,
-    OutOfMemoryError,
-    PolymuxError,
-    RequestAbortedError,
-)
-from polymux.memory.measure import release, used_bytes
 from polymux.memory.residency import Residency
-from polymux.request import Capabilities, Event, Failed, LoRARequest, Preview, Request, StageStats
-from polymux.validation import refuse, validate
+from polymux.request import LoRARequest, Preview, Request, StageStats
 
 log = logging.getLogger(__name__)
 
 OUTPUT_POLL_S = 0.002  # for messages, while outputs are all that there is to do
 
 
-class DiffusionEngine:
+class DiffusionEngine(SessionEngine[Job, Model]):
     """Implements `engine.base.StageEngine` for any diffusers pipeline."""
 
     @classmethod
     def load(cls, config: EngineConfig, components: dict[str, object] | None = None) -> DiffusionEngine:
         """Load the model; `components`: parts that the checkpoint lacks. Raises CheckpointError, ConfigError."""
-        device = resolve_device(config.device.device)
-        if config.device.num_threads is not None:
-            torch.set_num_threads(config.device.num_threads)
+        device = prepare_device(config)
         given = dict(components or {})
         model = Model.load(config, device, given)
         return cls(config, model.pipeline, device, model=model, given=given)
@@ -78,22 +67,22 @@ class DiffusionEngine:
     ) -> None:
         """An engine for a pipeline that is loaded already, with its modules on the host or on `device`. `model` is what
         has been made of it, if it has; `given` are the parts that its checkpoint lacks."""
-        self.config, self.device, self.given = config, device, given or {}
-        self.asleep = 0  # the level
-        self.model: Model | None = model or Model.of(config, pipeline, device)
-        self.family = self.model.family
+        made = model or Model.of(config, pipeline, device)
+        self.family, self.given = made.family, given or {}
         self.shape, self.sound = CallShape.of(pipeline, self.family.modality), SoundShape.of(pipeline)
-        described = describe(pipeline, self.family, self.shape)
-        self.described = msgspec.structs.replace(
-            described, storage=self.model.weights.describe(), frame_interpolation=self.model.between is not None
+        described = msgspec.structs.replace(
+            describe(pipeline, self.family, self.shape),
+            storage=made.weights.describe(),
+            frame_interpolation=made.between is not None,
         )
-        self.max_sessions = config.scheduler.max_num_seqs
-        if not self.family.pipelines and self.max_sessions > 1:
-            # What a pipeline that nobody has looked at does to its components in a call might reach other requests.
+        # What a pipeline that nobody has looked at does to its components in a call might reach other requests.
+        alone = config.scheduler.max_num_seqs == 1 or not self.family.pipelines
+        super().__init__(config, device, made, described, self.family.collect_guidance and not alone)
+        if alone and self.max_sessions > 1:
             log.warning("%s is of no family that polymux knows: one request at a time", type(pipeline).__name__)
             self.max_sessions = 1
         merger = Merger(self.family.padding, self.family.shared)
-        self.runner = Runner(merger, self.device, self.weights, self.model.step_cache)
+        self.runner = Runner(merger, self.device, self.weights, made.step_cache)
         self.encoded = EncoderCache(config.caches.prompt_bytes if self.family.pipelines else 0, merger.contents)
         self.scheduler = StepScheduler(
             config.scheduler.max_batched_tokens,
@@ -102,20 +91,8 @@ class DiffusionEngine:
             merger.tokens,
             ready=lambda call: self.weights.ready(call.component.name),
         )
-        collect = self.family.collect_guidance and self.max_sessions > 1
-        self.settings = SessionSettings(self.device, ResultSpecs(), collect, self.components)
         self.outputs = OutputThread(self.device, config.process.output_chunk_bytes)
-        self.jobs: dict[str, Job] = {}
-        self.model.adapters.check_standing()
-        self.events: list[Event] = []
-        self.totals = {"steps": 0.0, "encode": 0.0, "denoise": 0.0, "decode": 0.0}  # of sessions that have ended
-
-    @property
-    def loaded(self) -> Model:
-        """The model. Raises NotReadyError while there is none."""
-        if self.model is None:
-            raise NotReadyError("the model is asleep, and its weights are dropped")
-        return self.model
+        made.adapters.check_standing()
 
     @property
     def pipeline(self) -> Any:
@@ -130,65 +107,26 @@ class DiffusionEngine:
         return self.loaded.weights
 
     @property
-    def capabilities(self) -> Capabilities:
-        return self.described
-
-    @property
     def stats(self) -> StageStats:
-        running = sum(job.opened > 0 for job in self.jobs.values())
-        open_steps = sum(s.steps.done for job in self.jobs.values() for s in job.sessions.values())
+        model = self.model
+        queries, hits = cache_counts(model, self.encoded, self.runner.step_cache)
         return msgspec.structs.replace(
-            machine_stats(self.model, self.encoded, self.runner.step_cache, self.device),
-            running=running,
-            waiting=len(self.jobs) - running,
-            steps=int(self.totals["steps"]) + open_steps,
-            seconds={phase: seconds for phase, seconds in self.totals.items() if phase != "steps"},
-            runs=self.runner.log.read(),
+            super().stats,
+            offload_bytes=dict(model.weights.moved) if model else {},
+            offload_late=model.weights.late if model else {},
+            cache_queries=queries,
+            cache_hits=hits,
         )
 
-    @property
-    def busy(self) -> bool:
-        return bool(self.jobs or self.events)
-
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises InvalidRequestError; then the engine holds nothing of it."""
-        if self.asleep:
-            raise NotReadyError("the model is asleep")
-        validate(request, self.described, self.config.limits)
+    def _job_of(self, request: Request) -> Job:
         call_arguments(request, self.shape, self.family, self.sound)
-        if request.request_id in self.jobs:
-            raise refuse("request_id", request.request_id, "a request of this id is in flight")
-        self.jobs[request.request_id] = Job(request, randomness_of(request), self._adapters(request.params.lora))
+        return Job(request, randomness_of(request), self._adapters(request.params.lora))
 
     def _adapters(self, asked: Sequence[LoRARequest]) -> AdapterSet:
         return self.loaded.adapters.use(asked, {name for job in self.jobs.values() for name, _ in job.adapters})
 
-    def abort(self, request_id: str) -> None:
-        if request_id in self.jobs:
-            self._fail(self.jobs[request_id], RequestAbortedError("the request was aborted"))
-
-    def taken(self, request_id: str) -> None:
-        job = self.jobs.get(request_id)
-        if job is not None and job.under_way:
-            job.under_way -= 1
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def step(self) -> list[Event]:
-        self._admit()
-        for session in [s for job in self.jobs.values() for s in (*job.previews.values(), *job.sessions.values())]:
-            self._advance(session)
-        group = self.scheduler.next_group()
-        try:
-            self.runner.execute(group)
-        finally:
-            undone = [call for call in group if not call.done]  # an interrupt loses nobody's call
-            self.scheduler.submit(undone + self.encoded.settle(group))
-        self._deliver(idle=not group)
-        for job in self.jobs.values():
-            self._report(job)
-        events, self.events = self.events, []
-        return events
+    def _unanswered(self, group: list[Call]) -> list[Call]:
+        return super()._unanswered(group) + self.encoded.settle(group)
 
     def _advance(self, session: Session) -> None:
         """Run a session until it waits for a call or has ended."""
@@ -204,47 +142,19 @@ class DiffusionEngine:
         run_first_that_works(self, warmup_requests(self.described, self.family, self.shape))
         self.encoded.reset()
 
-    def close(self) -> None:
-        for job in list(self.jobs.values()):
-            self._fail(job, RequestAbortedError("the engine was closed"))
+    def _stop(self) -> None:
         self.outputs.close()
-        if self.model is not None:
-            self.model.close()
 
-    # Sleep: level 1 moves the weights to the host, level 2 drops the model and loads it again.
+    def _load_again(self) -> Model:
+        return Model.load(self.config, self.device, self.given)
 
-    def sleep(self, level: int) -> int:
-        """Give the device's memory back; the bytes that others have of it. Only when the engine is not busy.
-
-        Raises ConfigError, with everything in place, if the weights cannot be moved.
-        """
-        if self.busy or self.asleep:
-            raise NotReadyError("the engine is busy" if self.busy else f"the engine sleeps, at level {self.asleep}")
-        before = used_bytes(self.device)
-        if level == 1:
-            self.loaded.sleep()
-        else:
-            self.loaded.close()
+    def _use(self, components: Sequence[Component]) -> None:
+        super()._use(components)
+        if self.model is None:
             self.encoded.clear()
-            self.model, self.runner.weights = None, InPlace()
-            self.settings = replace(self.settings, components=())
-        self.asleep = level
-        release(self.device)
-        return max(before - used_bytes(self.device), 0)
-
-    def wake_up(self) -> None:
-        """The opposite of `sleep`. Raises what loading raises, and OutOfMemoryError; then it sleeps on."""
-        try:
-            if self.asleep == 1:
-                self.loaded.wake(self.device)
-            elif self.asleep == 2:
-                self.model = Model.load(self.config, self.device, self.given)
-                self.runner.weights, self.runner.step_cache = self.weights, self.loaded.step_cache
-                self.settings = replace(self.settings, components=self.components)
-        except torch.OutOfMemoryError as error:
-            release(self.device)
-            raise OutOfMemoryError(f"there is no room to wake up: {error}") from None
-        self.asleep = 0
+            self.runner.weights = InPlace()
+        else:
+            self.runner.weights, self.runner.step_cache = self.weights, self.loaded.step_cache
 
     def _may_merge(self, call: Call) -> bool:
         component = call.component
@@ -255,16 +165,6 @@ class DiffusionEngine:
             and call.method != "encode"  # an autoencoder's encode returns a distribution: no batch axis to split
             and self.runner.may_merge(component.name)
         )
-
-    # The life of a job: admitted (its sessions are opened), run, ended.
-
-    def _admit(self) -> None:
-        """Open sessions while there is room: of the request with the fewest open ones first, then of the oldest."""
-        free = self.max_sessions - sum(len(job.sessions) for job in self.jobs.values())
-        for _ in range(free):
-            hungry = [job for job in self.jobs.values() if job.opened < job.count]
-            if hungry:
-                self._open(min(hungry, key=lambda job: (len(job.sessions), job.arrived)))
 
     def _open(self, job: Job) -> None:
         index = job.opened
@@ -360,22 +260,16 @@ class DiffusionEngine:
         if job.complete:
             self._finish(job)
 
-    def _close(self, job: Job, session: Session) -> None:
-        """Of an output or a preview. The preview of an output ends with it."""
-        self.scheduler.forget(session)
+    def _forget(self, session: Session) -> None:
+        super()._forget(session)
         self.runner.step_cache.forget(session)
         self.scheduler.submit(self.encoded.forget(session))
-        session.cancel()
-        before = dict(job.seconds)
-        if session.company == Replay.company:
-            job.close_preview(session)
-        else:
-            job.close(session)
-            self.totals["steps"] += session.steps.done
-            if session.index in job.previews:
-                self._close(job, job.previews[session.index])
-        for phase, seconds in job.seconds.items():
-            self.totals[phase] += seconds - before.get(phase, 0.0)
+
+    def _close(self, job: Job, session: Session) -> None:
+        """Of an output or a preview. The preview of an output ends with it."""
+        super()._close(job, session)
+        if session.company != Replay.company and session.index in job.previews:
+            self._close(job, job.previews[session.index])
 
     def _finish(self, job: Job) -> None:
         del self.jobs[job.request.request_id]
@@ -383,16 +277,3 @@ class DiffusionEngine:
         made = self.family.modality
         fps = job.request.params.fps or self.described.fps if made == "video" else None
         self.events.append(job.finished(made, fps, self.described.sample_rate))
-
-    def _report(self, job: Job) -> None:
-        progress = job.progress()
-        if progress is not None:
-            self.events.append(progress)
-
-    def _fail(self, job: Job, error: PolymuxError) -> None:
-        del self.jobs[job.request.request_id]
-        for session in list(job.sessions.values()):
-            self._close(job, session)
-        for outbound in job.outbound.values():
-            outbound.drop()
-        self.events.append(Failed(job.request.request_id, error.info()))

@@ -80,6 +80,13 @@ class GenerateModel:
             storage=self.weights.describe(),
         )
 
+    def sleep(self) -> None:
+        """Move everything to the host. Raises ConfigError, with everything in place, if it cannot."""
+        self.weights.sleep()
+
+    def wake(self, device: torch.device) -> None:
+        self.weights.wake()
+
     def close(self) -> None:
         """Give everything back."""
         for component in self.components:

@@ -11,6 +11,7 @@ import torch
 
 from polymux.diffusion.call import Phase
 from polymux.diffusion.outputs import RawOutput
+from polymux.diffusion.preview import Replay
 from polymux.diffusion.session import Session
 from polymux.diffusion.tuned import AdapterSet
 from polymux.engine.outbound import WINDOW, FrameStream, Outbound, OutputThread
@@ -90,21 +91,26 @@ class Job:
     def complete(self) -> bool:
         return len(self.outputs) == self.count
 
+    @property
+    def hungry(self) -> bool:
+        """Whether another session of it may begin."""
+        return self.opened < self.count
+
     def close(self, session: Session) -> None:
-        """Take over what an ended session has cost."""
-        self._take_seconds(session)
+        """Take over what an ended session has cost. The steps of a preview are none of the output's."""
+        for phase, seconds in session.spans:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds()
+        if session.company == Replay.company:
+            self.previews.pop(session.index, None)
+            return
         self.steps_done += session.steps.done
         self.steps_total += session.steps.total
         self.sessions.pop(session.index, None)
 
-    def close_preview(self, preview: Session) -> None:
-        """Likewise. Its steps are none of the output's."""
-        self._take_seconds(preview)
-        self.previews.pop(preview.index, None)
-
-    def _take_seconds(self, session: Session) -> None:
-        for phase, seconds in session.spans:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds()
+    def drop(self) -> None:
+        """Let go of what has not left yet."""
+        for outbound in self.outbound.values():
+            outbound.drop()
 
     def metrics(self) -> RequestMetrics:
         now = time.perf_counter()

@@ -12,7 +12,7 @@ from polymux.engine.base import StageEngine
 from polymux.errors import PolymuxError, from_info
 from polymux.families.base import Family
 from polymux.media.wire import to_wire
-from polymux.request import Capabilities, Failed, Media, OmniDiffusionSamplingParams, OutputChunk, Request
+from polymux.request import Capabilities, Failed, Media, OmniDiffusionSamplingParams, OutputChunk, Request, SoundPiece
 
 SIDE = 256  # pixels; large enough for every size rule met so far
 STEPS = 2
@@ -82,5 +82,5 @@ def _run_alone(engine: StageEngine, request: Request) -> None:
         for event in engine.step():
             if isinstance(event, Failed):
                 raise from_info(event.error)
-            if isinstance(event, OutputChunk):
+            if isinstance(event, (OutputChunk, SoundPiece)):
                 engine.taken(event.request_id)

@@ -72,9 +72,7 @@ def routes(state: ServerState) -> APIRouter:
         """A sound from a prompt. Leaving early cancels."""
         with refusals_counted(state):
             body = await parse(request, AudioGenerationRequest)
-            if body.user is not None:
-                request.state.user = body.user
-            state.check_model(body.model)
+            state.note(request, body.model, body.user)
             can = await _sound_model(state)
             params, prompt = _params(body, can), await _prompt(state, body, can)
         try:

@@ -69,9 +69,7 @@ def routes(state: ServerState) -> APIRouter:
 async def _job(state: ServerState, request: Request) -> tuple[ImageJob, StreamOptions | None]:
     """What to do, and how to stream if that is asked for. The body, which may hold large pictures, is let go."""
     body = await parse(request, ChatRequest)
-    if body.user is not None:
-        request.state.user = body.user
-    state.check_model(body.model)
+    state.note(request, body.model, body.user)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options: only with stream = true", param="stream_options")
     capabilities = await image_model(state)

@@ -133,9 +133,7 @@ def refusals_counted(state: ServerState) -> Iterator[None]:
 
 async def admit(state: ServerState, request: Request, body: ImageFields) -> Capabilities:
     """What the model can do. Raises if it is not this model, not ready, or makes no pictures."""
-    if body.user is not None:
-        request.state.user = body.user
-    state.check_model(body.model)
+    state.note(request, body.model, body.user)
     return await image_model(state)
 
 

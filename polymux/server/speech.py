@@ -52,9 +52,7 @@ def routes(state: ServerState) -> APIRouter:
         """Speech of a text. Leaving early cancels."""
         with refusals_counted(state):
             body = await parse(request, SpeechRequest)
-            if body.user is not None:
-                request.state.user = body.user
-            state.check_model(body.model)
+            state.note(request, body.model, body.user)
             await _speaking_model(state)
             how = _streaming(body)
         with _in_our_words():

@@ -10,6 +10,8 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from fastapi import Request
+
 from polymux.config import EngineConfig, video_dir
 from polymux.errors import ModelNotFoundError
 from polymux.media.source import MediaLoader
@@ -100,6 +102,12 @@ class ServerState:
         model = self.omni.config.model.model
         served = self.config.served_model_name
         return (served, model) if served and served != model else (model,)
+
+    def note(self, request: Request, model: str | None, user: str | None) -> None:
+        """Who asks, for the log, and of which model. Raises ModelNotFoundError unless it is the one that is served."""
+        if user is not None:
+            request.state.user = user
+        self.check_model(model)
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFoundError unless `name` is missing or the model's."""

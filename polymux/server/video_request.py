@@ -48,9 +48,7 @@ async def read(state: ServerState, request: Request) -> VideoWish:
     if capabilities.modality != "video":
         raise InvalidRequestError(f"the model makes {capabilities.modality}, not video", param="model")
     body, sent = await _read(request, capabilities)
-    if body.user is not None:
-        request.state.user = body.user
-    state.check_model(body.model)
+    state.note(request, body.model, body.user)
     return await _wish(state, body, sent, capabilities)
 
 
