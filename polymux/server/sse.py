@@ -21,13 +21,16 @@ from polymux.server.errors import error_body
 from polymux.server.protocol import ErrorDetail
 
 MEDIA_TYPE = "text/event-stream"
-STREAMED: dict[int | str, dict[str, Any]] = {  # for a route's documentation
-    200: {
-        "content": {
-            MEDIA_TYPE: {"schema": {"type": "string", "description": "with stream: events, see docs/server.md"}}
-        }
-    }
+_EVENT = {  # each of the stream; OpenAPI has no better place for it
+    "type": "object",
+    "description": "an event, with stream; see docs/server.md",
+    "properties": {
+        "event": {"type": "string", "description": "the type of what is in data, where that has one"},
+        "data": {"type": "string", "description": "a JSON object, or [DONE]"},
+    },
+    "required": ["data"],
 }
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {MEDIA_TYPE: {"schema": _EVENT}}}}  # for documentation
 HEARTBEAT_S = 15.0  # proxies commonly close what is silent for a minute, some after thirty seconds
 COMMENT = b": still here\n\n"
 DONE = b"data: [DONE]\n\n"
