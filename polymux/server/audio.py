@@ -23,9 +23,8 @@ from polymux.server.errors import in_field_of, responses
 from polymux.server.generation import generate
 from polymux.server.image_request import refusals_counted
 from polymux.server.media_inputs import load
-from polymux.server.protocol import Body
+from polymux.server.protocol import Body, References
 from polymux.server.state import ServerState
-from polymux.server.video_protocol import Sources
 
 
 class AudioGenerationRequest(Body):
@@ -50,7 +49,7 @@ class AudioGenerationRequest(Body):
     temperature: float | None = Field(None, description="of the tokens that are drawn; 0: none are")
     top_k: int | None = None
     top_p: float | None = None
-    media: dict[str, Sources] | None = Field(None, description="input sound, by the pipeline's argument for it")
+    media: dict[str, References] | None = Field(None, description="input sound, by the pipeline's argument for it")
     extra_args: dict[str, Any] | None = Field(None, description="further arguments of the model's own pipeline")
     user: str | None = Field(None, max_length=256, description="appears in the server's log line")
 
@@ -73,7 +72,7 @@ def routes(state: ServerState) -> APIRouter:
         with refusals_counted(state):
             body = await parse(request, AudioGenerationRequest)
             state.note(request, body.model, body.user)
-            can = await _sound_model(state)
+            can = await state.model_of("audio")
             params, prompt = _params(body, can), await _prompt(state, body, can)
         try:
             output = await generate(state.omni, request, prompt, params)
@@ -133,16 +132,6 @@ def sound_answer(output: OmniRequestOutput, format: AudioFormat) -> Response:
     if output.seeds[0] is not None:
         headers["x-seed"] = str(output.seeds[0])
     return Response(encode_audio(samples, output.sample_rate, format), media_type=MEDIA_TYPES[format], headers=headers)
-
-
-async def _sound_model(state: ServerState) -> Capabilities:
-    """What the model can do. Raises NotReadyError, and InvalidRequestError if it makes something else."""
-    await state.omni.health()
-    capabilities = state.omni.capabilities
-    assert capabilities is not None  # they are known once the model was ready
-    if capabilities.modality != "audio":
-        raise InvalidRequestError(f"the model makes {capabilities.modality}, not sound", param="model")
-    return capabilities
 
 
 async def _prompt(state: ServerState, body: AudioGenerationRequest, can: Capabilities) -> OmniPrompt:

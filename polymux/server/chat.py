@@ -31,7 +31,7 @@ from polymux.server.image_inputs import (
     prompt_of,
     sized,
 )
-from polymux.server.image_request import ImageJob, Words, asked_size, image_model, refusals_counted, sampling_params
+from polymux.server.image_request import ImageJob, Words, asked_size, refusals_counted, sampling_params
 from polymux.server.schemas import schema_of
 from polymux.server.sse import STREAMED, stream
 from polymux.server.state import ServerState
@@ -72,7 +72,7 @@ async def _job(state: ServerState, request: Request) -> tuple[ImageJob, StreamOp
     state.note(request, body.model, body.user)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options: only with stream = true", param="stream_options")
-    capabilities = await image_model(state)
+    capabilities = await state.model_of("image")
     check_modalities(body.modalities, capabilities.modality)
     encoding = Encoding.of(body, capabilities)
     words = Words(body, client_words(capabilities, FIELD) | {"prompt": FIELD})

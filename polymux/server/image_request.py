@@ -134,17 +134,7 @@ def refusals_counted(state: ServerState) -> Iterator[None]:
 async def admit(state: ServerState, request: Request, body: ImageFields) -> Capabilities:
     """What the model can do. Raises if it is not this model, not ready, or makes no pictures."""
     state.note(request, body.model, body.user)
-    return await image_model(state)
-
-
-async def image_model(state: ServerState) -> Capabilities:
-    """What the model can do. Raises NotReadyError, and InvalidRequestError if it makes no pictures."""
-    await state.omni.health()
-    capabilities = state.omni.capabilities
-    assert capabilities is not None  # they are known once the model was ready
-    if capabilities.modality != "image":
-        raise InvalidRequestError(f"the model makes {capabilities.modality}, not pictures", param="model")
-    return capabilities
+    return await state.model_of("image")
 
 
 def _renamed(error: InvalidRequestError, name: str, word: str) -> InvalidRequestError:

@@ -113,9 +113,9 @@ class ImageEditFields(ImageFields, StreamFields):
     strength: float | None = Field(None, description="0 to 1: how far the picture is changed")
 
 
-def _references(value: object) -> object:
-    """One reference or a list of them, as a list of URLs."""
-    return tuple(_url_of(item) for item in value) if isinstance(value, (list, tuple)) else (_url_of(value),)
+def _urls_of(value: object) -> tuple[str, ...]:
+    """One reference or a list of them, as URLs."""
+    return tuple(map(_url_of, value if isinstance(value, (list, tuple)) else (value,)))
 
 
 def _url_of(value: object) -> str:
@@ -141,7 +141,7 @@ _REFERENCE: dict[str, Any] = {
 _LIST = {"anyOf": [*_REFERENCE["anyOf"], {"type": "array", "items": _REFERENCE}]}
 
 Reference = Annotated[str, BeforeValidator(_url_of), WithJsonSchema(_REFERENCE)]
-References = Annotated[tuple[str, ...], BeforeValidator(_references), WithJsonSchema(_LIST)]
+References = Annotated[tuple[str, ...], BeforeValidator(_urls_of), WithJsonSchema(_LIST)]
 
 
 class ImageEditRequest(ImageEditFields):

@@ -165,9 +165,7 @@ def _in_our_words() -> Iterator[None]:
 
 async def _speaking_model(state: ServerState) -> Capabilities:
     """What the model can do. Raises NotReadyError, and InvalidRequestError if it does not speak."""
-    await state.omni.health()
-    can = state.omni.capabilities
-    assert can is not None  # they are known once the model was ready
+    can = await state.model()
     if can.voices:
         return can
     where = "POST /v1/audio/generate makes it" if can.modality == "audio" else f"it makes {can.modality}"

@@ -13,18 +13,20 @@ from typing import Protocol
 from fastapi import Request
 
 from polymux.config import EngineConfig, video_dir
-from polymux.errors import ModelNotFoundError
+from polymux.errors import InvalidRequestError, ModelNotFoundError
 from polymux.media.source import MediaLoader
 from polymux.metrics import Metrics
 from polymux.omni_output import OmniPreview, OmniRequestOutput
 from polymux.orchestrator.orchestrator import Status
 from polymux.prompts import Params, Prompt
-from polymux.request import Capabilities, OutputChunk, Progress, SoundPiece
+from polymux.request import Capabilities, Modality, OutputChunk, Progress, SoundPiece
 from polymux.server.adapter_files import AdapterFiles
 from polymux.server.http_metrics import HttpMetrics
 from polymux.server.image_store import ImageStore
 from polymux.server.video_jobs import VideoJobs
 from polymux.server_config import ServerConfig
+
+WORDS: dict[Modality, str] = {"image": "pictures", "video": "video", "audio": "sound", "text": "text"}
 
 
 class Generator(Protocol):
@@ -103,6 +105,19 @@ class ServerState:
         served = self.config.served_model_name
         return (served, model) if served and served != model else (model,)
 
+    async def model(self) -> Capabilities:
+        """What the model can do. Raises NotReadyError."""
+        await self.omni.health()
+        capabilities = self.omni.capabilities
+        assert capabilities is not None  # they are known once the model was ready
+        return capabilities
+
+    async def model_of(self, modality: Modality) -> Capabilities:
+        """What the model can do. Raises NotReadyError, and InvalidRequestError if it makes something else."""
+        capabilities = await self.model()
+        check_makes(capabilities, modality)
+        return capabilities
+
     def note(self, request: Request, model: str | None, user: str | None) -> None:
         """Who asks, for the log, and of which model. Raises ModelNotFoundError unless it is the one that is served."""
         if user is not None:
@@ -115,3 +130,9 @@ class ServerState:
             # Without the right name: that may be a folder of this machine.
             message = f"model={name[:80]!r} is not served here; GET /v1/models lists what is"
             raise ModelNotFoundError(message, param="model")
+
+
+def check_makes(capabilities: Capabilities, modality: Modality) -> None:
+    """Raises InvalidRequestError if the model makes something else."""
+    if capabilities.modality != modality:
+        raise InvalidRequestError(f"the model makes {capabilities.modality}, not {WORDS[modality]}", param="model")

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJson
 from pydantic_core import PydanticCustomError
 
 from polymux.media.video_track import VideoFormat
-from polymux.server.protocol import Body, Size
+from polymux.server.protocol import Body, Reference, References, Size
 from polymux.server.video_store import Order, Status
 from polymux.validation import MAX_INTERPOLATION_EXP
 
@@ -33,31 +33,6 @@ Seconds = Annotated[
     float,
     BeforeValidator(_seconds),
     WithJsonSchema({"anyOf": [{"type": "string", "examples": ["4"]}, {"type": "number", "exclusiveMinimum": 0}]}),
-]
-
-
-def _source(value: object) -> str:
-    match value:
-        case str():
-            return value
-        case {"image_url": str() as url, **others} if not others:
-            return url
-    raise PydanticCustomError("reference", 'must be a data: or http(s) URL, or {"image_url": URL}')
-
-
-def _sources(value: object) -> tuple[str, ...]:
-    return tuple(_source(item) for item in (value if isinstance(value, (list, tuple)) else (value,)))
-
-
-_ONE: dict[str, Any] = {
-    "anyOf": [
-        {"type": "string", "description": "data: or http(s) URL"},
-        {"type": "object", "properties": {"image_url": {"type": "string"}}, "required": ["image_url"]},
-    ]
-}
-Source = Annotated[str, BeforeValidator(_source), WithJsonSchema(_ONE)]
-Sources = Annotated[
-    tuple[str, ...], BeforeValidator(_sources), WithJsonSchema({"anyOf": [_ONE, {"type": "array", "items": _ONE}]})
 ]
 
 
@@ -95,8 +70,8 @@ class VideoFields(Body):
 class VideoRequest(VideoFields):
     """POST /v1/videos and /v1/videos/sync, as JSON"""
 
-    input_reference: Source | None = Field(None, description="the picture, or else the video, to start from")
-    media: dict[str, Sources] | None = Field(None, description="further media, by the pipeline's argument")
+    input_reference: Reference | None = Field(None, description="the picture, or else the video, to start from")
+    media: dict[str, References] | None = Field(None, description="further media, by the pipeline's argument")
 
 
 def _video_id(value: str) -> str:

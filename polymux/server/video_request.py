@@ -42,11 +42,7 @@ Media = Mapping[str, list[str | bytes]]  # uploads and URLs, by the field that t
 
 async def read(state: ServerState, request: Request) -> VideoWish:
     """The request's body. Raises what is wrong with it, and NotReadyError."""
-    await state.omni.health()
-    capabilities = state.omni.capabilities
-    assert capabilities is not None  # they are known once the model was ready
-    if capabilities.modality != "video":
-        raise InvalidRequestError(f"the model makes {capabilities.modality}, not video", param="model")
+    capabilities = await state.model_of("video")
     body, sent = await _read(request, capabilities)
     state.note(request, body.model, body.user)
     return await _wish(state, body, sent, capabilities)

@@ -18,7 +18,7 @@ from polymux.server import video_request
 from polymux.server.errors import from_validation, responses
 from polymux.server.file_response import file_response
 from polymux.server.generation import while_connected
-from polymux.server.state import ServerState
+from polymux.server.state import ServerState, check_makes
 from polymux.server.video_protocol import (
     VIDEO_ID,
     Video,
@@ -153,8 +153,8 @@ async def _check_makes_video(state: ServerState) -> None:
     if state.omni.capabilities is None:
         await state.omni.health()
     can = state.omni.capabilities
-    if can is not None and can.modality != "video":
-        raise InvalidRequestError(f"the model makes {can.modality}, not video", param="model")
+    if can is not None:
+        check_makes(can, "video")
 
 
 async def _job(state: ServerState, video_id: str) -> VideoRecord:

@@ -70,8 +70,11 @@ class Painter:
         seed = 2**64 - 9 if sampling_params.seed is None else sampling_params.seed
         for i in range(partial_images):
             yield OmniPreview(request_id=request_id, index=0, step=i, images=[painted(request, seed)])
-        yield OmniRequestOutput(
-            request_id=request_id,
+        yield self.made(request, seed)
+
+    def made(self, request: Request, seed: int) -> OmniRequestOutput:
+        return OmniRequestOutput(
+            request_id=request.request_id,
             prompt=request.prompt,
             modality="image",
             images=[painted(request, seed)],
@@ -93,20 +96,9 @@ class Singer(Painter):
         max_seconds=10.0,
     )
 
-    async def generate(
-        self,
-        prompt: Prompt,
-        sampling_params: OmniDiffusionSamplingParams,
-        *,
-        request_id: str | None = None,
-        partial_images: int = 0,
-    ) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
-        assert request_id is not None
-        request = request_of(prompt, sampling_params, request_id, partial_images)
-        validate(request, self.capabilities, self.config.limits)
-        seed = 2**64 - 9 if sampling_params.seed is None else sampling_params.seed
-        yield OmniRequestOutput(
-            request_id=request_id,
+    def made(self, request: Request, seed: int) -> OmniRequestOutput:
+        return OmniRequestOutput(
+            request_id=request.request_id,
             prompt=request.prompt,
             modality="audio",
             audio=[sung(request, seed)],
