@@ -142,13 +142,15 @@ def opened(cache: RuntimeCache, identity: Identity) -> Entry:
     return entry
 
 
-def staging(report: Report, entry: Entry, module: torch.nn.Module, device: torch.device, threads: list[int]) -> None:
+def staging(
+    report: Report, entry: Entry, module: torch.nn.Module, device: torch.device, threads: list[int], pieces: list[int]
+) -> None:
     mapping = Mapping(entry)
     for index, image in enumerate(mapping.layout.blocks):
         bind(module, image, mapping.image(index))
     layout = layout_of(module, [image.name for image in mapping.layout.blocks])
     for count in threads:
-        for mib in (8, 32, 128):
+        for mib in pieces:
             settings = StagingSettings(piece_bytes=mib * 2**20, threads=count)
             report.add(f"staged, file read, {count} threads, {mib} MiB", staged_entry(mapping, device, settings))
             copied = StagedBlocks(TensorBytes(module, layout, "mapping"), device, settings)
@@ -160,6 +162,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=16.0)
     parser.add_argument("--blocks", type=int, default=24)
     parser.add_argument("--threads", type=int, nargs="+", default=[4, 8, 12, 16])
+    parser.add_argument("--pieces", type=int, nargs="+", default=[4, 8, 16, 32], help="MiB")
     parser.add_argument("--dir", type=Path, default=None, help="where the cache is made (default: a temporary folder)")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -182,7 +185,7 @@ def main() -> None:
                     report.add("mapping, registered", MappedBlocks(mapping, device))
             else:
                 report.add("mapping", MappedBlocks(Mapping(entry), device))
-            staging(report, entry, module, device, arguments.threads)
+            staging(report, entry, module, device, arguments.threads, arguments.pieces)
         print(f"at the end: {memory()}")
     finally:
         shutil.rmtree(root)

@@ -1,6 +1,7 @@
 """Two independent engines of one host: private weights against the runtime cache, cold and warm.
 
-Each engine is a process with a GPU of its own (on a CPU: none). Started together; memory is measured while both live.
+Each engine is a process with a GPU of its own, as far as there are GPUs. Started together; memory is measured while
+both live.
 The checkpoint has a denoiser of real size; its text encoder and autoencoder are tiny, so start-up is the denoiser's.
 """
 
@@ -67,8 +68,9 @@ def together(table: Table, start: str, checkpoint: Path, flags: list[str], tiny:
     """Two engines at once; a row for each. Returns the digests of what they made."""
     command = [sys.executable, __file__, str(checkpoint), "64" if tiny else "1024", *flags]
     engines = []
+    gpus = max(1, torch.cuda.device_count())
     for number in range(ENGINES):
-        environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(number), "BENCH_STARTED": repr(time.time())}
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(number % gpus), "BENCH_STARTED": repr(time.time())}
         engines.append(
             subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         )
@@ -103,8 +105,9 @@ def engine(checkpoint: str, size: int, flags: list[str]) -> None:
     """One of the engines: loads, makes a picture, tells, waits."""
     started = float(os.environ["BENCH_STARTED"])
     from polymux.cli.flags import Parser, add_config, given
-    from polymux.config import EngineConfig, build, groups_of
+    from polymux.config import EngineConfig
     from polymux.engine.diffusion_engine import DiffusionEngine
+    from polymux.knobs import build, groups_of
     from polymux.loading import cached, component
     from polymux.request import Finished, OmniDiffusionSamplingParams, Request
 

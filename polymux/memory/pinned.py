@@ -32,7 +32,8 @@ class PinnedBuffer:
 
     def pin(self) -> None:
         """Register the memory with the current CUDA device. Raises ConfigError where the system does not let us."""
-        address = self.tensor.data_ptr()
+        assert self._array is not None, "closed"
+        address = self._array.ctypes.data  # not the tensor's: one without elements has none
         status = int(torch.cuda.cudart().cudaHostRegister(address, self.nbytes, 0))  # type: ignore[no-untyped-call]
         if status != 0:
             forget_error()

@@ -1,7 +1,9 @@
 """Threads that fill a ring of buffers with the bytes of the coming blocks, in the order in which they are expected.
 
 One thread, the owner, asks for blocks; only it decides what is read next, so nothing here needs a lock. A block that
-was not expected is answered all the same: what was read ahead is dropped.
+was not expected is answered all the same: what was read ahead is dropped. The readers' threads know nothing of the
+device: a buffer comes to them when it has left. (Several threads that ask the driver about events hold up each other,
+and the one that sends.)
 """
 
 from __future__ import annotations
@@ -27,6 +29,14 @@ class Buffer:
     bytes: torch.Tensor  # uint8
     sent: torch.cuda.Event | None = None
 
+    @property
+    def left(self) -> bool:
+        return self.sent is None or self.sent.query()  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        if self.sent is not None:
+            self.sent.synchronize()
+
 
 @dataclass(eq=False)
 class Piece:
@@ -51,6 +61,7 @@ class ReadAhead:
         self._source = source
         self._piece_bytes = buffers[0].bytes.numel()
         self._free = deque(buffers)
+        self._leaving: deque[Buffer] = deque()  # on their way to the device, in order
         self._ring: deque[Piece] = deque()  # the pieces that have a buffer, in order
         self._todo: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()  # those of them that no thread has begun
         self._order: tuple[int, ...] = ()
@@ -85,13 +96,16 @@ class ReadAhead:
         if count and not (self._ring and (self._ring[0].index, self._ring[0].offset) == (index, 0)):
             self._read_next(index)
         for _ in range(count):
+            if not self._ring:
+                self._leaving[0].wait()
+                self._refill()
             piece = self._ring[0]
             piece.done.wait()
             if piece.error is not None:
                 self._drop()
                 raise piece.error
             yield piece
-            self._free.append(self._ring.popleft().buffer)
+            self._leaving.append(self._ring.popleft().buffer)
             self._refill()
 
     def _read_next(self, index: int) -> None:
@@ -114,7 +128,9 @@ class ReadAhead:
         return ((at, min(self._piece_bytes, size - at)) for at in range(0, size, self._piece_bytes))
 
     def _refill(self) -> None:
-        """Give every free buffer something to hold."""
+        """Give every buffer that is free by now something to hold."""
+        while self._leaving and self._leaving[0].left:
+            self._free.append(self._leaving.popleft())
         for index, offset, nbytes in itertools.islice(self._coming, len(self._free)):
             piece = Piece(index, offset, nbytes, self._free.popleft())
             self._ring.append(piece)
@@ -140,8 +156,6 @@ class ReadAhead:
     def _read_all(self) -> None:
         while (piece := self._todo.get()) is not None:
             try:
-                if piece.buffer.sent is not None:
-                    piece.buffer.sent.synchronize()
                 self._source.read(piece.index, piece.offset, piece.memory)
             except Exception as error:  # raised again in the owner's thread, which must not wait forever
                 piece.error = error

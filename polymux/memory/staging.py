@@ -26,10 +26,11 @@ from polymux.memory.read_ahead import Buffer, Piece, ReadAhead
 
 @dataclass(frozen=True)
 class StagingSettings:
-    """A piece is large enough that a thread is busy with it for milliseconds, and small enough to be sent while others
-    are read. The spare pieces are those on the bus while every thread reads."""
+    """A piece is large enough that a thread is busy with it for a millisecond, and all together are small enough to stay
+    in the processor's cache until the device has read them: through main memory every byte would pass three times. The
+    spare pieces are those on the bus while every thread reads."""
 
-    piece_bytes: int = 32 * 2**20
+    piece_bytes: int = 8 * 2**20
     threads: int = field(default_factory=lambda: max(1, min(12, len(os.sched_getaffinity(0)) - 1)))
     spare_pieces: int = 4
 

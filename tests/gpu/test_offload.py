@@ -133,7 +133,7 @@ def test_every_strategy_is_bit_equal_also_after_sleep(name: str, tiny_checkpoint
 def test_what_sleep_reports_is_free(level: int) -> None:
     engine = DiffusionEngine.load(EngineConfig.from_flat(model="demo", device="cuda:0"))
     picture(engine)
-    ballast = torch.nn.Parameter(torch.ones(2**28, device=DEVICE), requires_grad=False)  # 1 GiB
+    ballast = torch.nn.Parameter(torch.ones(2**29, dtype=torch.bfloat16, device=DEVICE), requires_grad=False)  # 1 GiB
     engine.components[0].module.register_parameter("ballast", ballast)
     del ballast
     before, _ = torch.cuda.mem_get_info(DEVICE)

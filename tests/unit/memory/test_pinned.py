@@ -78,3 +78,12 @@ def test_refusals_are_errors(driver: FakeDriver) -> None:
     driver.status = 713
     with pytest.raises(PinnedMemoryError, match="713"):
         buffer.close()
+
+
+def test_an_empty_buffer_can_be_pinned(driver: FakeDriver) -> None:
+    """The image of a component whose parameters are all too small to move."""
+    buffer = PinnedBuffer(0)
+    buffer.pin()
+    assert all(driver.registered) and driver.registered
+    buffer.close()
+    assert not driver.registered

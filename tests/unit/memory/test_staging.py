@@ -14,6 +14,7 @@ from polymux.errors import CacheError
 from polymux.memory.base import Layout
 from polymux.memory.byte_source import ByteSource, FileBytes, TensorBytes
 from polymux.memory.layout import layout_of, pack
+from polymux.memory.read_ahead import Buffer, ReadAhead
 from polymux.memory.staging import StagedBlocks, StagingSettings
 
 CPU = torch.device("cpu")
@@ -165,3 +166,32 @@ def test_only_host_memory_can_be_staged() -> None:
         module = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="meta"):
         TensorBytes(torch.nn.Sequential(module), layout_of(torch.nn.Sequential(module), ["0"]), "nothing")
+
+
+class Transfer:
+    """Stands in for an event of the device: what was sent has not left before somebody waits for it."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory, self.before, self.left = memory, memory.clone(), False
+
+    def query(self) -> bool:
+        return self.left
+
+    def synchronize(self) -> None:
+        assert torch.equal(self.memory, self.before), "it was filled again while the device still read it"
+        self.left = True
+
+
+def test_a_buffer_is_filled_again_once_it_has_left(source: ByteSource) -> None:
+    _, packed = images(model())
+    buffers = [Buffer(torch.zeros(1000, dtype=torch.uint8)) for _ in range(3)]
+    with ReadAhead(source, buffers, threads=2) as reader:
+        reader.expect(range(5))
+        for index in (0, 2, 3, 4, 0, 3, 2, 4, 1, 0):
+            pieces = []
+            for piece in reader.pieces(index):
+                pieces.append(piece.memory.clone())
+                transfer = Transfer(piece.memory)
+                piece.buffer.sent = transfer  # type: ignore[assignment]
+            if pieces and isinstance(source, FileBytes):
+                assert torch.equal(torch.cat(pieces), packed[index])
