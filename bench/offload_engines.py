@@ -107,7 +107,7 @@ def engine(checkpoint: str, size: int, flags: list[str]) -> None:
     from polymux.cli.flags import Parser, add_config, given
     from polymux.config import EngineConfig
     from polymux.engine.diffusion_engine import DiffusionEngine
-    from polymux.knobs import build, groups_of
+    from polymux.knobs import build
     from polymux.loading import cached, component
     from polymux.request import Finished, OmniDiffusionSamplingParams, Request
 
@@ -119,7 +119,7 @@ def engine(checkpoint: str, size: int, flags: list[str]) -> None:
     add_config(parser, EngineConfig)
     words = ["--model", checkpoint, "--enable-distributed-layerwise-offload", "--dlo-no-use-allgather", *flags]
     namespace = parser.parse(words if flags else ["--model", checkpoint, "--enable-layerwise-offload"])
-    config = build(EngineConfig, given(namespace, *groups_of(EngineConfig).values()))
+    config = build(EngineConfig, given(namespace, EngineConfig))
     before = time.time()
     made = DiffusionEngine.load(config)
     loaded = time.time()

@@ -26,9 +26,9 @@ from polymux.memory.read_ahead import Buffer, Piece, ReadAhead
 
 @dataclass(frozen=True)
 class StagingSettings:
-    """A piece is large enough that a thread is busy with it for a millisecond, and all are small enough together to stay
-    in the processor's cache until the device has read them: by way of main memory, every byte would pass three times.
-    The spare pieces are those on the bus while every thread reads."""
+    """A piece keeps a thread busy for a millisecond, and all of them fit into the processor's cache until the device
+    has read them: by way of main memory, every byte would pass three times. The spare pieces are those on the bus while
+    every thread reads."""
 
     piece_bytes: int = 8 * 2**20
     threads: int = field(default_factory=lambda: max(1, min(12, len(os.sched_getaffinity(0)) - 1)))
