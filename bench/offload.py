@@ -17,7 +17,6 @@ import gc
 import shutil
 import tempfile
 from collections.abc import Callable, Collection
-from functools import partial
 from pathlib import Path
 
 import offload_engines
@@ -70,6 +69,9 @@ class Bench:
             self.cached(model, *cache)
         del model
         self.diffusers_groups()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch._C._host_emptyCache()  # torch keeps what it has pinned, and the host has to hold the next model
 
     def row(
         self, name: str, model: torch.nn.Module, nbytes: int, set_up: float | None = None, floor: float = 0
@@ -156,13 +158,11 @@ class Bench:
             return
         model = self.denoiser.build(self.device, self.dtype).to("cpu")
         options = dict(offload_type="block_level", num_blocks_per_group=1, use_stream=True)
-        enable = partial(model.enable_group_offload, self.device, torch.device("cpu"))  # type: ignore[operator]
-        set_up = self.clock.seconds(lambda: enable(**options))
+        set_up = self.clock.seconds(
+            lambda: model.enable_group_offload(self.device, torch.device("cpu"), **options)  # type: ignore[operator]
+        )
         total = sum(p.nbytes for p in model.parameters())
         self.row("diffusers enable_group_offload(use_stream=True)", model, total, set_up)
-        del enable, model
-        gc.collect()
-        torch._C._host_emptyCache()  # torch keeps what it has pinned, and the host has to hold the next model
 
 
 class Pair(DiffusionPipeline):  # type: ignore[misc]
