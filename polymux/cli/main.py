@@ -1,12 +1,14 @@
 """The command `polymux`. Knows the subcommands and the exit codes; each subcommand is a module of its own.
 
-Exit codes: 0 done; 1 it failed; 2 the command line is wrong; 130 interrupted.
+Exit codes: 0 done; 1 it failed; 2 the command line is wrong; 130 interrupted; 143 terminated.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from polymux.cli import bench, cache, generate, models, serve, speak
 from polymux.cli.flags import Parser
@@ -23,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     namespace = chosen.parse(words[1:])
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         return int(namespace.run(namespace))
     except KeyboardInterrupt:
@@ -30,6 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PolymuxError as error:
         print(f"{chosen.prog}: error: {_one_line(error, chosen)}", file=sys.stderr)
         return exit_code(error)
+
+
+def _terminated(number: int, _: object) -> NoReturn:
+    """As an exception, so that what is open is closed, and files that were begun go. `serve` has a way of its own."""
+    raise SystemExit(128 + number)
 
 
 def exit_code(error: PolymuxError) -> int:

@@ -65,15 +65,16 @@ def test_what_fails_inside_the_model_is_one_line(tmp_path: Path, level: str) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     words = ["--model", "demo", "--prompt", "a", "--steps", "1000", "--size", "512x512"]
     command = [sys.executable, "-m", "polymux.cli", "generate", *words]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, cwd=tmp_path, env=ENVIRONMENT) as process:
         until(lambda: psutil.Process(process.pid).children() or process.poll() is not None, START_S)
         stages = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
         assert process.stderr is not None
         assert b"Traceback" not in process.stderr.read()
         until(lambda: not any(map(alive, stages)))
