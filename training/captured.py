@@ -56,7 +56,7 @@ class Repeated:
                 self.result = self.step()
         except RuntimeError as error:  # what cannot be captured says so in many ways, all of them this class
             self.wanted, self.result = False, None
-            self.run.log(f"{self.name}: NO CUDA GRAPH, every step is launched piecemeal: {str(error)[:300]}")
+            self.run.trouble(f"{self.name}: NO CUDA GRAPH, every step is launched piecemeal: {str(error)[:300]}")
             torch.cuda.synchronize()
             return self.step()
         self.graph = graph

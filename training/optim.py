@@ -32,16 +32,22 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 class Optimizer:
-    """`hidden` parameters go to Muon, `others` to AdamW. Rates are relative to one peak given to `set_rate`."""
+    """`hidden` parameters go to Muon, `others` to AdamW, whose rate is `share` of the rate given to `set_rate`."""
 
-    def __init__(self, hidden: Iterable[nn.Parameter], others: Iterable[nn.Parameter], decay: float = 0.0) -> None:
+    def __init__(
+        self,
+        hidden: Iterable[nn.Parameter],
+        others: Iterable[nn.Parameter],
+        decay: float = 0.0,
+        share: float = 1.0,
+    ) -> None:
         self.groups: dict[tuple[int, int], list[nn.Parameter]] = {}
         for p in hidden:
             self.groups.setdefault((p.shape[0], p[0].numel()), []).append(p)
         self.hidden = [p for group in self.groups.values() for p in group]
         self.others = list(others)
         device = (self.hidden or self.others)[0].device
-        self.decay = decay
+        self.decay, self.share = decay, share
         self.rate = torch.zeros((), device=device)
         self.momenta = [torch.zeros_like(p) for p in self.hidden]
         cuda = device.type == "cuda"
@@ -54,7 +60,7 @@ class Optimizer:
         self.rate.fill_(rate)
         if self.adam is not None:
             for group in self.adam.param_groups:
-                group["lr"].fill_(rate)
+                group["lr"].fill_(rate * self.share)
 
     def zero_grad(self) -> None:
         for p in [*self.hidden, *self.others]:

@@ -29,6 +29,8 @@ class Run:
     profiled: bool = False
     started: float = field(default_factory=time.monotonic)
     curves: Curves = field(default_factory=dict)
+    step_seconds: dict[str, float] = field(default_factory=dict)
+    troubles: list[str] = field(default_factory=list)
 
     def elapsed(self) -> float:
         return time.monotonic() - self.started
@@ -67,22 +69,33 @@ class Run:
             torch.compile(lambda t: torch.nn.functional.silu(t * 2).sum())(x).backward()
         except Exception as error:  # any failure of the compilers beneath means the same: do without
             self.compiled = False
-            self.log(f"NO COMPILATION, everything runs eagerly: {type(error).__name__}: {str(error)[:300]}")
+            self.trouble(f"NO COMPILATION, everything runs eagerly: {type(error).__name__}: {str(error)[:300]}")
         else:
             self.log("torch.compile works")
 
-    def profile(self, step: Callable[[], Any]) -> None:
-        """Where the device's time goes in a step, into the log; only when asked for."""
+    def profile(self, name: str, step: Callable[[], Any]) -> None:
+        """How long a step takes and where the device's time goes, into the log; only when asked for."""
         if not self.profiled or self.device.type != "cuda":
             return
-        activities = [torch.profiler.ProfilerActivity.CUDA]
-        with torch.profiler.profile(activities=activities) as profile:
+        torch.cuda.synchronize()
+        began = time.monotonic()
+        for _ in range(40):
+            step()
+        torch.cuda.synchronize()
+        self.step_seconds[name] = (time.monotonic() - began) / 40
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(5):
                 step()
             torch.cuda.synchronize()
-        table = profile.key_averages().table(sort_by="cuda_time_total", row_limit=22, max_name_column_width=60)
-        keep = [line[:62] + line[-110:] for line in table.splitlines()]
-        self.log("five steps\n" + "\n".join(keep))
+        kernels = sorted(profile.key_averages(), key=lambda k: -k.self_device_time_total)
+        whole = sum(k.self_device_time_total for k in kernels)
+        lines = [f"{k.self_device_time_total / 5000:8.3f} ms {k.count // 5:5d} x {k.key[:90]}" for k in kernels[:18]]
+        told = f"{name}: {self.step_seconds[name] * 1000:.2f} ms a step, of which kernels {whole / 5000:.2f} ms"
+        self.log("\n".join([told, *lines]))
+
+    def trouble(self, text: str) -> None:
+        self.log(text)
+        self.troubles.append(text)
 
     def write_curves(self) -> None:
         draw_curves(self.curves, self.out / "curves.png")

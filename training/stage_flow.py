@@ -25,6 +25,7 @@ from training.run import Pace, Run
 from training.scenes import CANVASES, COLOURS, SHAPES, TEXTURES
 
 PEAK_RATE = 2e-3
+ADAM_SHARE = 0.5
 DROPPED = 0.1
 ASKED = 0.05
 FOREGROUND = 2.0  # extra weight of tokens that show a thing, without noise
@@ -199,7 +200,7 @@ def train(learner: Learner, data: Data, run: Run, pace: Pace, plan: Plan) -> Non
     run.reseed(3 + plan.start)
     parameters = learner.trained()
     hidden, others = split(parameters.items(), _is_hidden)
-    optimizer, average = Optimizer(hidden, others, decay=0.01), _Average(list(parameters.values()))
+    optimizer, average = Optimizer(hidden, others, decay=0.01, share=ADAM_SHARE), _Average(list(parameters.values()))
     repeated = Repeated("flow", step_of(learner, data, run, optimizer, average, plan.batch), run)
     saved = judged = clock = time.monotonic()
     counted = 0
@@ -225,7 +226,7 @@ def train(learner: Learner, data: Data, run: Run, pace: Pace, plan: Plan) -> Non
         if step % 50 == 0 and plan.save is not None and time.monotonic() - saved > EVERY:
             plan.save(plan.start + step)
             saved = time.monotonic()
-    run.profile(repeated)
+    run.profile("flow", repeated)
     if plan.save is not None:
         plan.save(plan.start + pace.step)
     average.swap()

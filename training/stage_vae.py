@@ -126,7 +126,8 @@ def train(vae: D.AutoencoderKLQwenImage, pool: Pool, run: Run, pace: Pace, batch
                     f"vae step {step} {-10 * np.log10(squares / 4):.1f} dB, L1 {plain:.4f}, KL {kl:.2f}, "
                     f"{speed:.1f} steps/s, {pace.progress():.0%}"
                 )
-    run.profile(on_crops)
+    run.profile("vae", on_crops)
+    run.profile("vae, whole", on_whole)
     still.store()
     run.log(f"vae done: {pace.step} steps of {batch} crops in {pace.spent():.0f} s")
 

@@ -4,7 +4,7 @@ Renders scenes, trains the autoencoder, then the text encoder, then the denoiser
 share the time given; with --vae-steps, --text-steps and --flow-steps they take that many steps instead, which is
 repeatable. `--work DIR`, the results of an earlier run, goes on from there: its autoencoder and text encoder stay as
 they are and all time goes to the denoiser. One GPU; a CPU does for toy sizes (--toy). `--smoke` tries everything in a
-few steps and logs what takes the device's time.
+few steps, logs what takes the device's time and exits with 3 where that is too much.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from training.scenes import CANVASES
 TOY = components.Sizes(layers=2, heads=2, text_width=64, text_layers=1, text_heads=2, text_mlp=64, vae_base=8)
 VAE_SHARE = 0.2  # of the time given
 TEXT_SHARE = 0.045
+SLOW = 0.03  # seconds for a step, in a smoke test
 FINISH = 60.0  # seconds for export and scores, of --minutes
 SMOKE = {"scenes": 6000, "vae_scenes": 4000, "vae_steps": 60, "text_steps": 40, "flow_steps": 60, "number": 8}
 TOY_SMOKE = {"scenes": 60, "vae_scenes": 60, "vae_steps": 6, "text_steps": 6, "flow_steps": 6, "number": 1}
@@ -189,9 +190,19 @@ def _train_adapter(pipe: D.QwenImagePipeline, scenes: pool.Pool, run: Run, args:
     return {"flow steps": pace.step, **scores}
 
 
+def _smoke_result(run: Run) -> None:
+    """Exit code 3 where a long run would be slow: something fell back, or a step takes longer than it should."""
+    slow = [f"{name}: {seconds * 1000:.1f} ms a step" for name, seconds in run.step_seconds.items() if seconds > SLOW]
+    if run.troubles or slow:
+        run.log(f"SMOKE TEST FAILED: {[*run.troubles, *slow]}")
+        raise SystemExit(3)
+    run.log(f"smoke test passed in {run.elapsed():.0f} s")
+
+
 def main() -> None:
     args = _arguments()
     began = time.monotonic()
+    torch.set_num_threads(min(4, torch.get_num_threads()))  # the workers take the rest
     if args.work is not None and not (args.work / "parts.pt").exists():
         raise FileNotFoundError(f"{args.work} has no parts.pt: it is not the --out of an earlier run")
     args.out.mkdir(parents=True, exist_ok=True)
@@ -221,7 +232,9 @@ def main() -> None:
     makers.close()
     report["seconds"] = round(run.elapsed())
     _write(report, run)
-    run.log(json.dumps(report, indent=1))
+    run.log(json.dumps(report))
+    if args.smoke:
+        _smoke_result(run)
 
 
 if __name__ == "__main__":
