@@ -20,6 +20,7 @@ from typing import Any
 
 import diffusers as D
 import torch
+import torch.fx.experimental._config
 from torch import Tensor
 
 from training import (
@@ -80,6 +81,7 @@ def _seconds(args: argparse.Namespace, share: float) -> float:
 
 
 def _fast_math() -> None:
+    torch.fx.experimental._config.use_duck_shape = False  # a square picture says nothing of the next one
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
