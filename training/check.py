@@ -73,5 +73,5 @@ def differences() -> Differences:
     rotary = (cos[[1] * number][:, :, None], sin[[1] * number][:, :, None])
     seen = torch.cat([mask.bool(), torch.arange(64).expand(number, -1) < 60], 1)
     padded = torch.nn.functional.pad(tokens, (0, 0, 0, 4))
-    found = fast.Denoiser(pipe.transformer)(padded, sigma, words, seen, rotary)
+    found, _ = fast.Denoiser(pipe.transformer)(padded, sigma, words, seen, rotary)
     return Differences(encoded, decoded, text, _gap(theirs, found[:, :60]))

@@ -49,14 +49,18 @@ SHOWN = (
 Paint = Callable[[list[str], tuple[int, int], float, int], Tensor]
 
 
-def prompts(kind: str, size: tuple[int, int], number: int, seed: int) -> list[tuple[Scene, str]]:
+def prompts(
+    kind: str, size: tuple[int, int], number: int, seed: int, fits: Callable[[str], bool] | None = None
+) -> list[tuple[Scene, str]]:
     """Held-out scenes of one kind with a wording each; never-together pairs only if the kind is `novel`."""
     rng = random.Random(f"{seed}/{kind}/{size}")
     found: list[tuple[Scene, str]] = []
     while len(found) < number:
         scene = sample(rng, size, "one" if kind == "novel" else kind, held_out=True)
         if scene.novel == (kind == "novel"):
-            found.append((scene, captions.caption(scene, rng)))
+            text = captions.caption(scene, rng)
+            if fits is None or fits(text):
+                found.append((scene, text))
     return found
 
 
@@ -108,14 +112,15 @@ class Setting:
     guidance: float = GUIDANCE
 
 
-def evaluate(pipe: D.QwenImagePipeline, out: Path, setting: Setting, log: Callable[[str], None]) -> dict[str, Any]:
-    """All scores; writes samples.png (SHOWN) and held_out.png (the first held-out prompts of each kind)."""
+def evaluate(
+    pipe: D.QwenImagePipeline, setting: Setting, log: Callable[[str], None]
+) -> tuple[dict[str, Any], list[Tensor]]:
+    """All scores, and pictures to look at: those of SHOWN and of the first held-out prompts of each kind."""
     number, guidance, seed = setting.number, setting.guidance, 20
     parser, paint = Parser(), painter(pipe, setting.steps, setting.batch)
-    sheet(paint(list(SHOWN), CANVASES[0], guidance, 1), out / "samples.png", 4)
     report: dict[str, Any] = asdict(setting)
     report["checker on rendered scenes"] = checker(parser, number, seed)
-    shown = []
+    shown = [paint(list(SHOWN), CANVASES[0], guidance, 1)]
     sets = [(kind, CANVASES[0]) for kind in ("one", "two", "many", "three", "novel")]
     for kind, size in [*sets, ("one", CANVASES[1]), ("one", CANVASES[2]), ("two", CANVASES[1]), ("two", CANVASES[2])]:
         asked = prompts(kind, size, number, seed)
@@ -124,8 +129,7 @@ def evaluate(pipe: D.QwenImagePipeline, out: Path, setting: Setting, log: Callab
         log(f"{kind} {size[0]}x{size[1]}: {scores}")
         if size == CANVASES[0]:
             shown.append(pictures[:8])
-    sheet(torch.cat(shown), out / "held_out.png", 8)
-    return report
+    return report, shown
 
 
 def sweep(pipe: D.QwenImagePipeline, number: int, batch: int) -> dict[str, float]:
@@ -155,7 +159,9 @@ def main() -> None:
     painter(pipe, args.steps, 1)([SHOWN[0]], CANVASES[0], args.guidance, 0)
     report = {"seconds per picture": round(time.monotonic() - began, 2), "threads": torch.get_num_threads()}
     setting = Setting(args.number, args.batch, args.steps, args.guidance)
-    report |= evaluate(pipe, args.out, setting, lambda text: print(text, flush=True))
+    scores, pictures = evaluate(pipe, setting, lambda text: print(text, flush=True))
+    sheet(torch.cat(pictures), args.out / "sheet.png", 8)
+    report |= scores
     report["bytes"] = components.size_in_bytes(args.model)
     (args.out / "metrics.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
     print(json.dumps(report, indent=1))

@@ -28,29 +28,65 @@ Layer = Any  # a module of the libraries, with attributes of its own
 # --- autoencoder
 
 
-def norm_act(x: Tensor, gamma: Tensor) -> Tensor:
-    """RMS norm over channels, then SiLU. `gamma` is (channels, 1, 1)."""
-    wide = x.float()
+def norm_act(x: Tensor, bias: Tensor | None, gamma: Tensor) -> Tensor:
+    """RMS norm over channels, then SiLU, of `x` plus the bias that its convolution left out. All (channels, 1, 1)."""
+    wide = x.float() if bias is None else x.float() + bias
     scale = x.shape[1] ** 0.5 / torch.linalg.vector_norm(wide, dim=1, keepdim=True).clamp(min=1e-12)
     return F.silu(wide * scale * gamma).to(x.dtype)
 
 
-def _conv(layer: nn.Conv3d, x: Tensor) -> Tensor:
-    """A causal 3-D convolution on one frame; its padding is (kernel - 1) / 2 in height and width."""
-    return F.conv2d(x, layer.weight[:, :, -1], layer.bias, padding=(layer.kernel_size[1] - 1) // 2)
+def joined(short: Tensor, x: Tensor, bias: Tensor) -> Tensor:
+    """The end of a residual block."""
+    return (short.float() + x.float() + bias).to(x.dtype)
 
 
-@dataclass
 class StillVAE:
-    """`encode` gives mean and log variance, `decode` unclamped pictures; both on (batch, channels, height, width)."""
+    """`encode` gives mean and log variance, `decode` unclamped pictures; both on (batch, channels, height, width).
 
-    vae: D.AutoencoderKLQwenImage
-    norm_act: Run = norm_act
+    Kernels are 2-D copies of their own: train `hidden` and `others`, then `store` writes them into the autoencoder.
+    """
+
+    def __init__(self, vae: D.AutoencoderKLQwenImage) -> None:
+        self.vae = vae
+        self.norm_act: Run = norm_act
+        self.joined: Run = joined
+        named = {n: m for n, m in vae.named_modules() if isinstance(m, nn.Conv3d) and "time_conv" not in n}
+        self.kernels = {m: nn.Parameter(self._flat(m)) for m in named.values()}
+        ends = [m for n, m in named.items() if "conv_in" in n or "conv_out" in n]
+        flat = [m.weight for m in vae.modules() if isinstance(m, nn.Conv2d)]
+        for weight in flat:
+            weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+        self.hidden = [k for m, k in self.kernels.items() if m not in ends] + flat
+        three_d = {m.weight for m in self.kernels}
+        taken = {*self.hidden, *three_d}
+        rest = [p for n, p in vae.named_parameters() if p not in taken and "time_conv" not in n]
+        self.others = [self.kernels[m] for m in ends] + rest
+
+    @staticmethod
+    def _flat(layer: nn.Conv3d) -> Tensor:
+        return layer.weight[:, :, -1].detach().clone(memory_format=torch.channels_last)
+
+    @torch.no_grad()
+    def store(self) -> None:
+        for layer, kernel in self.kernels.items():
+            layer.weight[:, :, -1] = kernel
+
+    def _conv(self, layer: nn.Conv3d, x: Tensor, bias: bool = True) -> Tensor:
+        """A causal 3-D convolution on one frame. Pictures' three channels become eight: odd numbers are slow."""
+        kernel, padding = self.kernels[layer], (layer.kernel_size[1] - 1) // 2
+        if layer.in_channels == 3:
+            kernel, x = F.pad(kernel, (0, 0, 0, 0, 0, 5)), F.pad(x, (0, 0, 0, 0, 0, 5))
+        if layer.out_channels == 3:
+            kernel = F.pad(kernel, (0, 0, 0, 0, 0, 0, 0, 5))
+            return F.conv2d(x, kernel, None, padding=padding)[:, :3] + layer.bias[:, None, None]
+        x = x.contiguous(memory_format=torch.channels_last)
+        return F.conv2d(x, kernel, layer.bias if bias else None, padding=padding)
 
     def _resnet(self, block: Layer, x: Tensor) -> Tensor:
-        short = x if isinstance(block.conv_shortcut, nn.Identity) else _conv(block.conv_shortcut, x)
-        h = _conv(block.conv1, self.norm_act(x, block.norm1.gamma[:, 0]))
-        return short + _conv(block.conv2, self.norm_act(h, block.norm2.gamma[:, 0]))
+        short = x if isinstance(block.conv_shortcut, nn.Identity) else self._conv(block.conv_shortcut, x)
+        h = self._conv(block.conv1, self.norm_act(x, None, block.norm1.gamma[:, 0]), bias=False)
+        h = self.norm_act(h, block.conv1.bias[:, None, None], block.norm2.gamma[:, 0])
+        return self.joined(short, self._conv(block.conv2, h, bias=False), block.conv2.bias[:, None, None])
 
     def _middle(self, block: Layer, x: Tensor) -> Tensor:
         x = self._resnet(block.resnets[0], x)
@@ -63,7 +99,8 @@ class StillVAE:
         if kind == "QwenImageResidualBlock":
             return self._resnet(module, x)
         if kind == "QwenImageResample":
-            return module.resample(x)
+            first, conv = module.resample
+            return conv(F.interpolate(x, scale_factor=2.0) if module.mode.startswith("up") else first(x))
         if kind == "QwenImageUpBlock":
             for resnet in module.resnets:
                 x = self._resnet(resnet, x)
@@ -71,20 +108,20 @@ class StillVAE:
         raise TypeError(f"the autoencoder has a block of an unexpected kind: {kind}")
 
     def _head(self, part: Layer, x: Tensor) -> Tensor:
-        return _conv(part.conv_out, self.norm_act(x, part.norm_out.gamma[:, 0]))
+        return self._conv(part.conv_out, self.norm_act(x, None, part.norm_out.gamma[:, 0]))
 
     def encode(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
         encoder = self.vae.encoder
-        x = _conv(encoder.conv_in, pictures)
+        x = self._conv(encoder.conv_in, pictures)
         for block in encoder.down_blocks:
             x = self._walk(block, x)
         x = self._head(encoder, self._middle(encoder.mid_block, x))
-        mean, log_variance = _conv(self.vae.quant_conv, x).float().chunk(2, dim=1)
+        mean, log_variance = self._conv(self.vae.quant_conv, x).float().chunk(2, dim=1)
         return mean, log_variance.clamp(-30, 20)
 
     def decode(self, latents: Tensor) -> Tensor:
         decoder = self.vae.decoder
-        x = self._middle(decoder.mid_block, _conv(decoder.conv_in, _conv(self.vae.post_quant_conv, latents)))
+        x = self._middle(decoder.mid_block, self._conv(decoder.conv_in, self._conv(self.vae.post_quant_conv, latents)))
         for block in decoder.up_blocks:
             x = self._walk(block, x)
         return self._head(decoder, x)
@@ -209,18 +246,37 @@ def rotary_tables(
     return table[..., 0].contiguous(), table[..., 1].contiguous()
 
 
+def run_block(
+    block: Layer, x: Tensor, words: Tensor, mask: Tensor, time: Tensor, rotary: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """One block of the denoiser: (words, image). A function, so that one compiled version serves all blocks."""
+    result: tuple[Tensor, Tensor] = block(
+        hidden_states=x,
+        encoder_hidden_states=words,
+        encoder_hidden_states_mask=mask,
+        temb=time,
+        image_rotary_emb=rotary,
+    )
+    return result
+
+
 @dataclass
 class Denoiser:
-    """The velocity (noise minus picture) of packed latents. Sets the model's attention processors when made."""
+    """The velocity (noise minus picture) of packed latents. Sets the model's attention processors when made.
+
+    Returns what the image tokens are after two thirds of the blocks, too, for a side task of training.
+    """
 
     model: D.QwenImageTransformer2DModel
+    block: Callable[..., tuple[Tensor, Tensor]] = run_block
 
     def __post_init__(self) -> None:
-        self.model.set_attn_processor(JointAttention())
+        if not all(isinstance(p, JointAttention) for p in self.model.attn_processors.values()):
+            self.model.set_attn_processor(JointAttention())
 
     def __call__(
         self, latents: Tensor, sigma: Tensor, text: Tensor, mask: Tensor, rotary: tuple[Tensor, Tensor]
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """latents (batch, tokens, channels), sigma (batch,), text (batch, words, width), mask (batch, words + tokens).
 
         `rotary` holds cos and sin, each (batch, words + tokens, 1, dim / 2). The result is shaped like latents.
@@ -229,12 +285,8 @@ class Denoiser:
         x = model.img_in(latents)
         words = model.txt_in(model.txt_norm(text))
         time = model.time_text_embed(sigma, x)
-        for block in model.transformer_blocks:
-            words, x = block(
-                hidden_states=x,
-                encoder_hidden_states=words,
-                encoder_hidden_states_mask=mask,
-                temb=time,
-                image_rotary_emb=rotary,
-            )
-        return model.proj_out(model.norm_out(x, time))
+        middle, late = x, len(model.transformer_blocks) * 2 // 3
+        for number, block in enumerate(model.transformer_blocks, start=1):
+            words, x = self.block(block, x, words, mask, time, rotary)
+            middle = x if number == late else middle
+        return model.proj_out(model.norm_out(x, time)), middle

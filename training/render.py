@@ -149,6 +149,35 @@ def render(
     return picture
 
 
+def cropped(records: torch.Tensor, corner: torch.Tensor, height: int, size: int) -> torch.Tensor:
+    """Records of the squares of `size` pixels whose upper left corners, (batch, 2), lie in canvases of `height`."""
+    result = records.clone()
+    things = result[:, : THINGS * FIELDS].view(-1, THINGS, FIELDS)
+    things[..., 1:3] -= corner[:, None]
+    top, bottom = records[:, -6:-3], records[:, -3:]
+    for part, row in ((result[:, -6:-3], corner[:, 1:]), (result[:, -3:], corner[:, 1:] + size - 1)):
+        part.copy_(top + (bottom - top) * row / (height - 1))
+    return result
+
+
+def token_labels(records: torch.Tensor, strokes: torch.Tensor, width: int, height: int, cell: int) -> torch.Tensor:
+    """(batch, tokens, 3): shape, colour and texture of what is at each cell of `cell` pixels, from 1; 0 for nothing."""
+    things = records[:, : THINGS * FIELDS].view(-1, THINGS, FIELDS)
+    shape, cx, cy, r = things[..., :4, None, None].unbind(2)
+    px = (torch.arange(width // cell, device=records.device) + 0.5).mul(cell).view(1, 1, 1, -1) - cx
+    py = (torch.arange(height // cell, device=records.device) + 0.5).mul(cell).view(1, 1, -1, 1) - cy
+    letter = (things[..., 0].long() - len(PLAIN_SHAPES)).clamp(min=-1)
+    radius = r.clamp(min=1.0)
+    strokes_of = strokes[torch.where(letter < 0, len(LETTERS), letter)]
+    distance = _distance(shape, px / radius, py / radius, strokes_of) * radius
+    nearest, owner = distance.masked_fill(shape < 0, math.inf).flatten(2).min(dim=1)  # (batch, tokens)
+    palette = torch.tensor(list(COLOURS.values()), device=records.device) / 255
+    colour = torch.cdist(things[..., 4:7].contiguous(), palette).argmin(-1)
+    known = torch.stack([things[..., 0].long(), colour, things[..., 10].long()], -1) + 1  # (batch, THINGS, 3)
+    chosen = known.gather(1, owner[..., None].expand(-1, -1, 3))
+    return torch.where(nearest[..., None] < 0.35 * cell, chosen, 0)
+
+
 def render_scenes(scenes: list[Scene], device: torch.device | str = "cpu", outline: bool = False) -> torch.Tensor:
     """Scenes of one canvas size, as (batch, 3, height, width)."""
     records = torch.from_numpy(np.stack([record(s) for s in scenes])).to(device)

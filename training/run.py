@@ -1,33 +1,36 @@
-"""What all stages of a training run share: the device, the log, the clock, checkpoints, curves."""
+"""What all stages of a training run share: the device, the log, the clock, curves."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from PIL import Image, ImageDraw
 
-State = dict[str, Any]
+Curves = dict[str, list[tuple[int, float]]]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass
 class Run:
-    """`out` receives results, `work` checkpoints. `compiled` turns torch.compile on."""
+    """`out` receives results. `compiled` turns torch.compile on, `graphs` CUDA graphs."""
 
     out: Path
-    work: Path
     device: torch.device
     seed: int
-    compiled: bool
+    compiled: bool = False
+    graphs: bool = False
+    profiled: bool = False
     started: float = field(default_factory=time.monotonic)
-    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    curves: Curves = field(default_factory=dict)
+    step_seconds: dict[str, float] = field(default_factory=dict)
+    troubles: list[str] = field(default_factory=list)
 
     def elapsed(self) -> float:
         return time.monotonic() - self.started
@@ -47,48 +50,80 @@ class Run:
             return torch.autocast("cuda", torch.bfloat16)
         return contextlib.nullcontext()
 
-    def generator(self, offset: int) -> torch.Generator:
-        return torch.Generator(self.device).manual_seed(self.seed * 7919 + offset)
+    def reseed(self, stage: int) -> None:
+        """Each stage draws from the device's default generator, the one that CUDA graphs know."""
+        torch.manual_seed(self.seed * 7919 + stage)
 
-    def save(self, name: str, state: State) -> None:
-        """A checkpoint, complete or not there at all."""
-        path = self.work / f"{name}.pt"
-        torch.save({**state, "curves": self.curves}, path.with_suffix(".part"))
-        path.with_suffix(".part").replace(path)
+    def compile(self, function: Function, dynamic: bool | None = None) -> Function:
+        if not self.compiled:
+            return function
+        compiled: Function = torch.compile(function, dynamic=dynamic)
+        return compiled
 
-    def load(self, name: str) -> State | None:
-        path = self.work / f"{name}.pt"
-        if not path.exists():
-            return None
-        state: State = torch.load(path, map_location=self.device, weights_only=True)
-        self.curves = state.pop("curves")
-        return state
+    def probe(self) -> None:
+        """Turns compilation off, loudly, where a small function with a gradient cannot be compiled."""
+        if not self.compiled:
+            return
+        x = torch.randn(64, 64, device=self.device, requires_grad=True)
+        try:
+            torch.compile(lambda t: torch.nn.functional.silu(t * 2).sum())(x).backward()
+        except Exception as error:  # any failure of the compilers beneath means the same: do without
+            self.compiled = False
+            self.trouble(f"NO COMPILATION, everything runs eagerly: {type(error).__name__}: {str(error)[:300]}")
+        else:
+            self.log("torch.compile works")
+
+    def profile(self, name: str, step: Callable[[], Any]) -> None:
+        """How long a step takes and where the device's time goes, into the log; only when asked for."""
+        if not self.profiled or self.device.type != "cuda":
+            return
+        torch.cuda.synchronize()
+        began = time.monotonic()
+        for _ in range(40):
+            step()
+        torch.cuda.synchronize()
+        self.step_seconds[name] = (time.monotonic() - began) / 40
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(5):
+                step()
+            torch.cuda.synchronize()
+        kernels = sorted(profile.key_averages(), key=lambda k: -k.self_device_time_total)
+        whole = sum(k.self_device_time_total for k in kernels)
+        lines = [f"{k.self_device_time_total / 5000:8.3f} ms {k.count // 5:5d} x {k.key[:90]}" for k in kernels[:18]]
+        told = f"{name}: {self.step_seconds[name] * 1000:.2f} ms a step, of which kernels {whole / 5000:.2f} ms"
+        self.log("\n".join([told, *lines]))
+
+    def trouble(self, text: str) -> None:
+        self.log(text)
+        self.troubles.append(text)
 
     def write_curves(self) -> None:
-        (self.out / "curves.json").write_text(json.dumps(self.curves), encoding="utf-8")
         draw_curves(self.curves, self.out / "curves.png")
 
 
 @dataclass
 class Pace:
-    """How far a stage is: by steps where their number is given (repeatable), else by the clock."""
+    """How far a stage is: by steps where their number is given (repeatable), else by the clock.
+
+    The rate warms up, stays level and decays at the end: the level part may be of any length, so that a run can go on
+    from an earlier one's weights.
+    """
 
     seconds: float
     steps: int = 0
     step: int = 0
-    before: float = 0.0  # seconds spent before a resume
     began: float = field(default_factory=time.monotonic)
 
     def spent(self) -> float:
-        return self.before + time.monotonic() - self.began
+        return time.monotonic() - self.began
 
     def progress(self) -> float:
         return self.step / self.steps if self.steps else self.spent() / max(self.seconds, 1e-9)
 
-    def rate(self, peak: float, warmup: int = 200, decay_from: float = 0.5) -> float:
-        """Learning rate: a linear start, level, then a cosine down to a fiftieth."""
+    def rate(self, peak: float, warmup: int = 200, decay_from: float = 0.6) -> float:
+        """Learning rate: a linear start, level, then a cosine down to a hundredth."""
         late = min(max((self.progress() - decay_from) / (1 - decay_from), 0.0), 1.0)
-        fall = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * late))
+        fall = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * late))
         return peak * min(1.0, (self.step + 1) / warmup) * fall
 
     def __iter__(self) -> Iterator[int]:
@@ -97,18 +132,7 @@ class Pace:
             self.step += 1
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
-def adamw(parameters: Iterable[torch.nn.Parameter], device: torch.device, decay: float = 0.0) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        list(parameters), lr=0.0, betas=(0.9, 0.98), eps=1e-8, weight_decay=decay, fused=device.type == "cuda"
-    )
-
-
-def draw_curves(curves: dict[str, list[tuple[int, float]]], path: Path) -> None:
+def draw_curves(curves: Curves, path: Path) -> None:
     """One panel per curve, the value on a logarithmic axis."""
     width, height = 640, 160
     sheet = Image.new("RGB", (width, height * max(1, len(curves))), "white")

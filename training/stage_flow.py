@@ -1,12 +1,15 @@
-"""Second stage: text encoder and denoiser learn together, by flow matching on the latents.
+"""Third stage: the denoiser learns by flow matching on the latents, the text encoder being finished.
 
 The velocity `noise - picture` is learnt at noise levels drawn with the scheduler's own shift. One caption in ten is
-replaced by an empty prompt, for guidance. The last token of a caption is also asked what the caption says; that part of
-the loss makes words mean something early and is thrown away afterwards.
+replaced by an empty prompt, for guidance. At low noise, tokens that show a thing weigh more than background. A side
+task asks the tokens, after two thirds of the blocks, what will be there (shape, colour, texture): it ties words to
+places early; its layer is thrown away afterwards.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import diffusers as D
@@ -14,166 +17,217 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training import components, fast
-from training.pool import CLASSES, WORDS, Pool, encode, template
-from training.run import Pace, Run, adamw, set_rate
-from training.scenes import CANVASES
+from training import components, fast, stage_text
+from training.captured import Repeated
+from training.optim import Optimizer, split
+from training.pool import WORDS, Pool
+from training.run import Pace, Run
+from training.scenes import CANVASES, COLOURS, SHAPES, TEXTURES
 
-PEAK_RATE = 1.2e-3
+PEAK_RATE = 2e-3
+ADAM_SHARE = 0.5
 DROPPED = 0.1
 ASKED = 0.05
+FOREGROUND = 2.0  # extra weight of tokens that show a thing, without noise
 EMA = 0.9995
-EMPTY_PROMPTS = [" ", ""]
+SHOWN = (len(SHAPES) + 1, len(COLOURS) + 1, len(TEXTURES) + 1)
+EVERY = 60.0  # seconds between checkpoints
 
 
 @dataclass
 class Data:
-    """The pool on the device, with its latents."""
+    """The pool on the device, as latents and embeddings."""
 
     latents: Tensor  # (scenes, tokens, channels)
-    ids: Tensor  # (scenes, wordings, WORDS)
-    lengths: Tensor
-    labels: Tensor
+    shown: Tensor  # (scenes, tokens, 3)
+    words: Tensor  # (scenes, wordings, WORDS, width)
+    lengths: Tensor  # (scenes, wordings)
     canvas: Tensor
-    empty_ids: Tensor  # (len(EMPTY_PROMPTS), WORDS)
+    empty_words: Tensor  # (empty prompts, WORDS, width)
     empty_lengths: Tensor
 
 
 @dataclass
 class Batch:
     latents: Tensor
-    ids: Tensor
+    shown: Tensor
+    words: Tensor
     lengths: Tensor
-    labels: Tensor
     canvas: Tensor
 
 
-def to_device(pool: Pool, latents: Tensor, pipe: D.QwenImagePipeline, run: Run) -> Data:
+def to_device(pool: Pool, latents: tuple[Tensor, Tensor], pipe: D.QwenImagePipeline, run: Run) -> Data:
     def put(values: object) -> Tensor:
         return torch.as_tensor(values, device=run.device).long()
 
-    empty = encode(pipe.tokenizer, EMPTY_PROMPTS, template(pipe.prompt_template_encode))
-    rest = (put(pool.ids), put(pool.lengths), put(pool.labels), put(pool.canvas))
-    return Data(latents, *rest, *(put(e) for e in empty))
+    with torch.no_grad():
+        empty_words, empty_lengths = stage_text.of_texts(pipe, stage_text.EMPTY_PROMPTS, run)
+    words = stage_text.to_words(pipe, pool, run)
+    return Data(*latents, words, put(pool.lengths), put(pool.canvas), empty_words.to(words.dtype), empty_lengths)
 
 
-def draw(data: Data, number: int, generator: torch.Generator) -> Batch:
-    """A random batch; dropped captions have no labels."""
-
-    def ints(high: int) -> Tensor:
-        return torch.randint(high, (number,), device=data.latents.device, generator=generator)
-
-    row, wording, empty = ints(len(data.latents)), ints(data.ids.shape[1]), ints(len(data.empty_ids))
-    dropped = torch.rand(number, device=row.device, generator=generator) < DROPPED
+def draw(data: Data, number: int) -> Batch:
+    """A random batch."""
+    device = data.latents.device
+    row = torch.randint(len(data.latents), (number,), device=device)
+    wording = torch.randint(data.words.shape[1], (number,), device=device)
+    empty = torch.randint(len(data.empty_words), (number,), device=device)
+    dropped = torch.rand(number, device=device) < DROPPED
     return Batch(
         latents=data.latents[row].float(),
-        ids=torch.where(dropped[:, None], data.empty_ids[empty], data.ids[row, wording]),
+        shown=data.shown[row].long(),
+        words=torch.where(dropped[:, None, None], data.empty_words[empty], data.words[row, wording]),
         lengths=torch.where(dropped, data.empty_lengths[empty], data.lengths[row, wording]),
-        labels=torch.where(dropped[:, None], -1, data.labels[row]),
         canvas=data.canvas[row],
     )
 
 
 class Learner(nn.Module):
-    """Text encoder, denoiser and the question head; `forward` is the loss of a batch."""
+    """The denoiser and the side task's layer; `forward` is the losses of a batch."""
 
     def __init__(self, pipe: D.QwenImagePipeline, run: Run) -> None:
         super().__init__()
-        self.text, self.denoiser = pipe.text_encoder, pipe.transformer
-        self.head = nn.Linear(pipe.text_encoder.config.text_config.hidden_size, sum(CLASSES)).to(run.device)
-        before = template(pipe.prompt_template_encode)[0]
-        ids = pipe.tokenizer(before).input_ids
-        if len(ids) != components.TEMPLATE_TOKENS:
-            raise ValueError(f"the template has {len(ids)} tokens; the pipeline cuts {components.TEMPLATE_TOKENS} off")
-        self.encode = fast.TextEncoder(self.text, torch.tensor(ids, device=run.device))
-        self.denoise = fast.Denoiser(self.denoiser)
+        self.denoiser = pipe.transformer
+        self.head = nn.Linear(pipe.transformer.inner_dim, sum(SHOWN)).to(run.device)
+        self.denoise = fast.Denoiser(self.denoiser, run.compile(fast.run_block))
         grids = [(h // 16, w // 16) for w, h in CANVASES]
         self.tokens = torch.tensor([h * w for h, w in grids], device=run.device)
         self.rotary = fast.rotary_tables(self.denoiser, grids, WORDS)
-        if run.compiled:
-            self.encode.layer = torch.compile(fast.text_layer)
-            for block in self.denoiser.transformer_blocks:
-                block.compile()
+        self.losses: Callable[..., tuple[Tensor, Tensor]] = run.compile(_losses)
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """What learns, by name. The vision tower has no part in this."""
-        return {n: p for n, p in self.named_parameters() if p.requires_grad and ".visual." not in n}
+        """What learns, by name."""
+        return {n: p for n, p in self.named_parameters() if p.requires_grad}
 
     def forward(self, batch: Batch, sigma: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        words = self.encode(batch.ids)
         places = torch.arange(batch.latents.shape[1], device=sigma.device)
         seen = places < self.tokens[batch.canvas][:, None]
         mask = torch.cat([torch.arange(WORDS, device=sigma.device) < batch.lengths[:, None], seen], 1)
         cos, sin = (t[batch.canvas][:, :, None] for t in self.rotary)
         s = sigma[:, None, None]
-        found = self.denoise((1 - s) * batch.latents + s * noise, sigma, words, mask, (cos, sin))
-        error = (found.float() - (noise - batch.latents)).square().mean(-1)
-        flow = (error * seen).sum() / seen.sum()
-        last = words[torch.arange(len(words), device=sigma.device), batch.lengths - 1]
-        answers = self.head(last).float().split(CLASSES, dim=-1)
-        asked = torch.stack(
-            [F.cross_entropy(a, q, ignore_index=-1) for a, q in zip(answers, batch.labels.unbind(1), strict=True)]
-        )
-        return flow, asked.nan_to_num().mean()
+        found, middle = self.denoise((1 - s) * batch.latents + s * noise, sigma, batch.words, mask, (cos, sin))
+        return self.losses(found, noise - batch.latents, self.head(middle), batch.shown, (seen, sigma))
 
 
-def noise_levels(number: int, generator: torch.Generator, device: torch.device) -> Tensor:
+def _losses(
+    found: Tensor, wanted: Tensor, answers: Tensor, shown: Tensor, where: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The weighted velocity error and the side task's cross entropy, over tokens that exist."""
+    seen, sigma = where
+    there = seen & (shown[..., 0] > 0)
+    weight = seen + FOREGROUND * there * (1 - sigma[:, None]).square()
+    error = (found.float() - wanted).square().mean(-1)
+    flow = (error * weight).sum() / weight.sum()
+    asked = torch.stack(
+        [
+            F.cross_entropy(a.float().flatten(0, 1), q.flatten(), reduction="none")
+            for a, q in zip(answers.split(SHOWN, dim=-1), shown.unbind(-1), strict=True)
+        ]
+    )
+    return flow, (asked.mean(0) * seen.flatten()).sum() / seen.sum()
+
+
+def noise_levels(number: int, device: torch.device) -> Tensor:
     """Half uniform, half around the middle, then shifted as the scheduler shifts them."""
-    uniform = torch.rand(number, device=device, generator=generator)
-    middle = torch.randn(number, device=device, generator=generator).sigmoid()
+    uniform = torch.rand(number, device=device)
+    middle = torch.randn(number, device=device).sigmoid()
     u = torch.where(torch.arange(number, device=device) % 2 == 0, uniform, middle)
     return components.SHIFT * u / (1 + (components.SHIFT - 1) * u)
 
 
-def train(learner: Learner, data: Data, run: Run, pace: Pace, batch: int) -> None:
-    """Trains in place and ends with the averaged weights. Resumes from a checkpoint named `flow`."""
-    parameters = learner.trained()
-    values = list(parameters.values())
-    average = [p.detach().clone() for p in values]
-    optimizer, generator = adamw(values, run.device, decay=0.01), run.generator(2)
-    state = run.load("flow")
-    if state is not None:
-        _restore(state, values, average, optimizer)
-        pace.step, pace.before = state["step"], state["spent"]
-    saved = run.elapsed()
-    for step in pace:
-        drawn = draw(data, batch, generator)
-        noise = torch.randn(drawn.latents.shape, device=run.device, generator=generator)
-        with run.autocast():
-            flow, asked = learner(drawn, noise_levels(batch, generator, run.device), noise)
-        set_rate(optimizer, pace.rate(PEAK_RATE, warmup=300))
-        (flow + ASKED * asked).backward()
-        torch.nn.utils.clip_grad_norm_(values, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        torch._foreach_lerp_(average, [p.detach() for p in values], 1 - min(EMA, (step + 1) / (step + 10)))
-        if step % 50 == 0:
-            run.note("flow loss", step, float(flow.detach()))
-            run.note("caption questions", step, float(asked.detach()))
-        if step % 500 == 0:
-            losses = f"loss {float(flow.detach()):.4f} asked {float(asked.detach()):.3f}"
-            run.log(f"flow step {step} {losses} {step / max(pace.spent(), 1e-9):.1f}/s {pace.progress():.0%}")
-        if run.elapsed() - saved > 60:
-            saved = run.elapsed()
-            _save(values, average, optimizer, run, pace)
-    _save(values, average, optimizer, run, pace)
-    with torch.no_grad():
-        for parameter, mean in zip(values, average, strict=True):
+def _is_hidden(name: str, parameter: Tensor) -> bool:
+    inside = "transformer_blocks" in name and "_mod." not in name and "lora" not in name
+    return inside and parameter.ndim == 2
+
+
+class _Average:
+    """Exponential average of parameters, computed on the device alone."""
+
+    def __init__(self, values: list[nn.Parameter]) -> None:
+        self.values = values
+        self.mean = [p.detach().clone() for p in values]
+        self.count = torch.zeros((), device=values[0].device)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.count += 1
+        share = 1 - torch.minimum(self.count / (self.count + 9), torch.full_like(self.count, EMA))
+        difference = torch._foreach_sub([p.detach() for p in self.values], self.mean)
+        torch._foreach_mul_(difference, share)
+        torch._foreach_add_(self.mean, difference)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Parameters and averages change places; once more changes them back."""
+        for parameter, mean in zip(self.values, self.mean, strict=True):
+            kept = parameter.detach().clone()
             parameter.copy_(mean)
-    run.log(f"flow done: {pace.step} steps of {batch} in {pace.spent():.0f} s")
+            mean.copy_(kept)
 
 
-def _save(
-    values: list[nn.Parameter], average: list[Tensor], optimizer: torch.optim.Optimizer, run: Run, pace: Pace
-) -> None:
-    state = {"values": [v.detach() for v in values], "average": average, "optimizer": optimizer.state_dict()}
-    run.save("flow", {**state, "step": pace.step + 1, "spent": pace.spent()})
+@dataclass
+class Plan:
+    """How the stage runs. `judge` is called with the averaged weights in place, every `interval` seconds."""
+
+    batch: int
+    start: int = 0  # steps that earlier runs took
+    rate: float = PEAK_RATE
+    judge: Callable[[], str] | None = None
+    interval: float = 60.0
+    save: Callable[[int], None] | None = None
 
 
-@torch.no_grad()
-def _restore(
-    state: dict[str, object], values: list[nn.Parameter], average: list[Tensor], optimizer: torch.optim.Optimizer
-) -> None:
-    for own, kept in zip([*values, *average], [*state["values"], *state["average"]], strict=True):  # type: ignore[misc]
-        own.copy_(kept)
-    optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
+def step_of(
+    learner: Learner, data: Data, run: Run, optimizer: Optimizer, average: _Average, batch: int
+) -> Callable[[], Tensor]:
+    def step() -> Tensor:
+        drawn = draw(data, batch)
+        noise = torch.randn_like(drawn.latents)
+        optimizer.zero_grad()
+        with run.autocast():
+            flow, asked = learner(drawn, noise_levels(batch, run.device), noise)
+        (flow + ASKED * asked).backward()
+        norm = optimizer.clip(1.0)
+        optimizer.step()
+        average.update()
+        return torch.stack([flow.detach(), asked.detach(), norm])
+
+    return step
+
+
+def train(learner: Learner, data: Data, run: Run, pace: Pace, plan: Plan) -> None:
+    """Trains in place and ends with the averaged weights."""
+    run.reseed(3 + plan.start)
+    parameters = learner.trained()
+    hidden, others = split(parameters.items(), _is_hidden)
+    optimizer, average = Optimizer(hidden, others, decay=0.01, share=ADAM_SHARE), _Average(list(parameters.values()))
+    repeated = Repeated("flow", step_of(learner, data, run, optimizer, average, plan.batch), run)
+    saved = judged = clock = time.monotonic()
+    counted = 0
+    for step in pace:
+        optimizer.set_rate(pace.rate(plan.rate, warmup=400))
+        told = repeated()
+        if step % 50 == 0:
+            flow, asked, norm = told.tolist()
+            run.note("flow loss", plan.start + step, flow)
+            run.note("what tokens show", plan.start + step, asked)
+            if not flow < 10:
+                raise RuntimeError(f"the loss is {flow} at step {step}")
+        if step % 1000 == 0:
+            speed = (step - counted) / (time.monotonic() - clock)
+            clock, counted = time.monotonic(), step
+            losses = f"loss {flow:.4f} shown {asked:.4f} gradient {norm:.3f}"
+            run.log(f"flow step {plan.start + step} {losses} {speed:.1f} steps/s {pace.progress():.0%}")
+        if step % 50 == 0 and plan.judge is not None and time.monotonic() - judged > plan.interval:
+            average.swap()
+            run.log(f"flow step {plan.start + step}: {plan.judge()}")
+            average.swap()
+            judged = time.monotonic()
+        if step % 50 == 0 and plan.save is not None and time.monotonic() - saved > EVERY:
+            plan.save(plan.start + step)
+            saved = time.monotonic()
+    run.profile("flow", repeated)
+    if plan.save is not None:
+        plan.save(plan.start + pace.step)
+    average.swap()
+    run.log(f"flow done: {pace.step} steps of {plan.batch} in {pace.spent():.0f} s")

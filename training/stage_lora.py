@@ -31,10 +31,10 @@ def train(pipe: D.QwenImagePipeline, pool: Pool, run: Run, pace: Pace, batch: in
     latents = stage_vae.to_latents(pipe.vae, pool, run, outline=True)
     pipe.transformer.add_adapter(LoraConfig(r=RANK, lora_alpha=RANK, target_modules=TARGETS))
     learner = stage_flow.Learner(pipe, run)
-    learner.head.requires_grad_(False)
+    learner.head.requires_grad_(False)  # asks what was drawn, which an outline changes little
     learned = sum(p.numel() for p in learner.trained().values())
     run.log(f"adapter of rank {RANK}: {learned} numbers")
-    stage_flow.train(learner, stage_flow.to_device(pool, latents, pipe, run), run, pace, batch)
+    stage_flow.train(learner, stage_flow.to_device(pool, latents, pipe, run), run, pace, stage_flow.Plan(batch))
 
 
 def save(pipe: D.QwenImagePipeline, folder: Path) -> None:

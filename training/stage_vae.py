@@ -1,103 +1,135 @@
-"""First stage: the autoencoder learns to draw the scenes, then turns all of them into latents."""
+"""First stage: the autoencoder learns to draw the scenes, then turns all of them into latents.
+
+It learns on crops of a quarter of a picture, which are cheaper and hold less background, and for the last part of the
+time on whole ones. Pictures are rendered beforehand, as bytes on the device.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import diffusers as D
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from training import fast, render
+from training.captured import Repeated
+from training.optim import Optimizer
 from training.pool import Pool
-from training.run import Pace, Run, adamw, set_rate
+from training.run import Pace, Run
 from training.scenes import CANVASES
 
-PEAK_RATE = 1.5e-3
+PEAK_RATE = 3e-3
 KL = 3e-4
 EDGES = 0.5
 SQUARES = 2.0
+CROP = 64
+WHOLE = 0.25  # share of the time that goes to whole pictures
+CELL = 16  # pixels of a picture for each token of the denoiser
 
 
 @dataclass
 class Painter:
-    """Renders pool records on the device; one compiled kernel for square pictures."""
+    """Renders pool records on the device."""
 
     run: Run
     outline: bool = False
 
     def __post_init__(self) -> None:
         self.strokes = render.letter_strokes(self.run.device)
-        self.square: Callable[..., Tensor] = render.render
-        if self.run.compiled:
-            self.square = torch.compile(render.render, dynamic=False)
+        self.render: Callable[..., Tensor] = self.run.compile(render.render, dynamic=True)
 
-    def __call__(self, records: Tensor, canvas: int, compiled: bool = False) -> Tensor:
+    def __call__(self, records: Tensor, width: int, height: int) -> Tensor:
         """Pictures in -1..1."""
-        paint = self.square if compiled else render.render
-        pictures = paint(records, self.strokes, *CANVASES[canvas], self.outline)
+        pictures = self.render(records, self.strokes, width, height, self.outline)
         return (pictures * 2 - 1).contiguous(memory_format=torch.channels_last)
+
+    def bank(self, records: Tensor, width: int, height: int) -> Tensor:
+        """Pictures as bytes."""
+        parts = [(self(part, width, height) * 127.5 + 127.5).round().byte() for part in records.split(500)]
+        return torch.cat(parts)
 
 
 def still_vae(vae: D.AutoencoderKLQwenImage, run: Run) -> fast.StillVAE:
-    if run.compiled:
-        return fast.StillVAE(vae, torch.compile(fast.norm_act, dynamic=True))
-    return fast.StillVAE(vae)
+    still = fast.StillVAE(vae)
+    still.norm_act = run.compile(fast.norm_act, dynamic=True)
+    still.joined = run.compile(fast.joined, dynamic=True)
+    return still
 
 
 def _edges(x: Tensor) -> tuple[Tensor, Tensor]:
     return x[..., 1:] - x[..., :-1], x[..., 1:, :] - x[..., :-1, :]
 
 
-def _loss(vae: fast.StillVAE, pictures: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def _loss(vae: fast.StillVAE, pictures: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss, and the mean squared error, absolute error and divergence in it."""
     mean, log_variance = vae.encode(pictures)
-    found = vae.decode(mean + (0.5 * log_variance).exp() * noise).float()
+    found = vae.decode(mean + (0.5 * log_variance).exp() * torch.randn_like(mean)).float()
     kl = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
     edges = sum(F.l1_loss(a, b) for a, b in zip(_edges(found), _edges(pictures), strict=True))
     plain = F.l1_loss(found, pictures)
     squares = F.mse_loss(found, pictures)  # alone, absolute errors leave small things out for long
-    return plain + SQUARES * squares + EDGES * edges + KL * kl, plain.detach()
+    loss = plain + SQUARES * squares + EDGES * edges + KL * kl
+    return loss, torch.stack([squares, plain, kl]).detach()
+
+
+def _banks(pool: Pool, run: Run) -> tuple[Tensor, Tensor]:
+    """Crops around the first thing of each scene, and whole pictures."""
+    painter, (width, height) = Painter(run), CANVASES[0]
+    records = torch.from_numpy(pool.records[pool.canvas == 0]).to(run.device)
+    spread = (torch.rand(len(records), 2, device=run.device) - 0.5) * CROP
+    corner = (records[:, 1:3] - CROP / 2 + spread).round().clamp(0, height - CROP)
+    crops = painter.bank(render.cropped(records, corner, height, CROP), CROP, CROP)
+    return crops, painter.bank(records[: len(records) // 4], width, height)
 
 
 def train(vae: D.AutoencoderKLQwenImage, pool: Pool, run: Run, pace: Pace, batch: int) -> None:
-    """Trains in place. A checkpoint named `vae` is resumed from, and written about every half minute."""
-    still, painter, generator = still_vae(vae, run), Painter(run), run.generator(1)
-    records = torch.from_numpy(pool.records[pool.canvas == 0]).to(run.device)
-    optimizer = adamw((p for n, p in vae.named_parameters() if "time_conv" not in n), run.device)
-    state = run.load("vae")
-    if state is not None:
-        vae.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        pace.step, pace.before = state["step"], state["spent"]
-    height, width = CANVASES[0][1] // 8, CANVASES[0][0] // 8
-    saved = run.elapsed()
+    """Trains in place; `batch` crops a step, or as many pixels of whole pictures."""
+    run.reseed(1)
+    crops, whole = _banks(pool, run)
+    run.log(f"vae: {len(crops)} crops, {len(whole)} pictures rendered")
+    still = still_vae(vae, run)
+    optimizer = Optimizer(still.hidden, still.others)
+
+    def step_on(bank: Tensor, number: int) -> Callable[[], Tensor]:
+        def step() -> Tensor:
+            rows = torch.randint(len(bank), (number,), device=run.device)
+            pictures = (bank[rows].float() / 127.5 - 1).contiguous(memory_format=torch.channels_last)
+            optimizer.zero_grad()
+            with run.autocast():
+                loss, told = _loss(still, pictures)
+            loss.backward()
+            optimizer.clip(1.0)
+            optimizer.step()
+            return told
+
+        return step
+
+    on_crops = Repeated("vae, crops", step_on(crops, batch), run)
+    on_whole = Repeated("vae, whole pictures", step_on(whole, max(1, batch // 4)), run)
+    clock, counted = time.monotonic(), 0
     for step in pace:
-        index = torch.randint(len(records), (batch,), device=run.device, generator=generator)
-        pictures = painter(records[index], 0, compiled=True)
-        noise = torch.randn(batch, vae.config.z_dim, height, width, device=run.device, generator=generator)
-        with run.autocast():
-            loss, plain = _loss(still, pictures, noise)
-        set_rate(optimizer, pace.rate(PEAK_RATE))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        repeated = on_crops if pace.progress() < 1 - WHOLE else on_whole
+        optimizer.set_rate(pace.rate(PEAK_RATE, warmup=100))
+        told = repeated()
         if step % 50 == 0:
-            run.note("vae L1", step, float(plain))
-        if step % 500 == 0:
-            run.log(f"vae step {step} L1 {float(plain):.4f} {pace.progress():.0%}")
-        if run.elapsed() - saved > 30:
-            saved = run.elapsed()
-            _save(vae, optimizer, run, pace)
-    _save(vae, optimizer, run, pace)
-    run.log(f"vae done: {pace.step} steps of {batch} in {pace.spent():.0f} s")
-
-
-def _save(vae: D.AutoencoderKLQwenImage, optimizer: torch.optim.Optimizer, run: Run, pace: Pace) -> None:
-    state = {"model": vae.state_dict(), "optimizer": optimizer.state_dict()}
-    run.save("vae", {**state, "step": pace.step + 1, "spent": pace.spent()})
+            squares, plain, kl = told.tolist()
+            run.note("vae dB", step, -10 * float(np.log10(squares / 4)))
+            if step % 500 == 0:
+                speed = (step - counted) / (time.monotonic() - clock)
+                clock, counted = time.monotonic(), step
+                run.log(
+                    f"vae step {step} {-10 * np.log10(squares / 4):.1f} dB, L1 {plain:.4f}, KL {kl:.2f}, "
+                    f"{speed:.1f} steps/s, {pace.progress():.0%}"
+                )
+    run.profile("vae", on_crops)
+    run.profile("vae, whole", on_whole)
+    still.store()
+    run.log(f"vae done: {pace.step} steps of {batch} crops in {pace.spent():.0f} s")
 
 
 @torch.no_grad()
@@ -106,7 +138,7 @@ def measure(vae: D.AutoencoderKLQwenImage, pool: Pool, run: Run, number: int = 4
     records = torch.from_numpy(pool.records[pool.canvas == 0][:number]).to(run.device)
     still, painter = still_vae(vae, run), Painter(run)
     with run.autocast():
-        latents = torch.cat([still.encode(painter(part, 0))[0] for part in records.split(500)])
+        latents = torch.cat([still.encode(painter(part, *CANVASES[0]))[0] for part in records.split(500)])
     mean, deviation = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
     vae.register_to_config(
         latents_mean=[round(float(m), 6) for m in mean], latents_std=[round(float(d), 6) for d in deviation]
@@ -115,35 +147,42 @@ def measure(vae: D.AutoencoderKLQwenImage, pool: Pool, run: Run, number: int = 4
 
 
 @torch.no_grad()
-def to_latents(vae: D.AutoencoderKLQwenImage, pool: Pool, run: Run, outline: bool = False, chunk: int = 500) -> Tensor:
-    """All scenes as packed latents (scenes, tokens, channels) of unit variance; short ones are padded with zeros."""
+def to_latents(
+    vae: D.AutoencoderKLQwenImage, pool: Pool, run: Run, outline: bool = False, chunk: int = 500
+) -> tuple[Tensor, Tensor]:
+    """All scenes as packed latents (scenes, tokens, channels) of unit variance, and what their tokens show
+    (scenes, tokens, 3), as `render.token_labels` has it; short ones are padded with zeros."""
     still, painter = still_vae(vae, run), Painter(run, outline)
     mean = torch.tensor(vae.config.latents_mean, device=run.device)[:, None, None]
     deviation = torch.tensor(vae.config.latents_std, device=run.device)[:, None, None]
     store = torch.bfloat16 if run.device.type == "cuda" else torch.float32
-    tokens = max(w * h for w, h in CANVASES) // 256
+    tokens = max(w * h for w, h in CANVASES) // CELL**2
     result = torch.zeros(len(pool.canvas), tokens, 4 * vae.config.z_dim, device=run.device, dtype=store)
+    shown = torch.zeros(len(pool.canvas), tokens, 3, device=run.device, dtype=torch.int8)
     begin = 0
-    for canvas in range(len(CANVASES)):
+    for canvas, (width, height) in enumerate(CANVASES):
         records = torch.from_numpy(pool.records[pool.canvas == canvas]).to(run.device)
         for part in records.split(chunk):
             with run.autocast():
-                latents = still.encode(painter(part, canvas))[0]
+                latents = still.encode(painter(part, width, height))[0]
             packed = fast.pack(((latents - mean) / deviation).contiguous())
-            result[begin : begin + len(part), : packed.shape[1]] = packed.to(store)
+            rows = slice(begin, begin + len(part))
+            result[rows, : packed.shape[1]] = packed.to(store)
+            labels = render.token_labels(part, painter.strokes, width, height, CELL)
+            shown[rows, : packed.shape[1]] = labels.to(torch.int8)
             begin += len(part)
     run.log(f"latents of {begin} scenes")
-    return result
+    return result, shown
 
 
 @torch.no_grad()
 def fidelity(vae: D.AutoencoderKLQwenImage, pool: Pool, run: Run, number: int = 256) -> tuple[dict[str, float], Tensor]:
     """Peak signal-to-noise ratio per canvas in fp32, and some pictures above their reconstructions."""
-    still, painter = still_vae(vae, run), Painter(run)
+    still, painter = fast.StillVAE(vae), Painter(run)
     found, shown = {}, []
     for canvas, (width, height) in enumerate(CANVASES):
         records = torch.from_numpy(pool.records[pool.canvas == canvas][:number]).to(run.device)
-        pictures = painter(records, canvas)
+        pictures = painter(records, width, height)
         again = still.decode(still.encode(pictures)[0]).clamp(-1, 1)
         error = float(((pictures - again) / 2).square().mean())
         found[f"{width}x{height}"] = round(-10 * float(torch.tensor(error).log10()), 2)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from training import captions, components
-from training.pool import CLASSES, WORDS, build, labels
+from training.pool import QUESTIONS, WORDS, build, labels
 from training.scenes import CANVASES, NEVER_TOGETHER, SHAPES, sample
 
 TEMPLATE = ("<|im_start|>user\n", "<|im_end|>\n")
@@ -51,18 +51,19 @@ def test_template_is_as_long_as_the_pipeline_assumes_and_words_are_tokens() -> N
         tokens = tok.tokenize(text)
         spaced = text.replace(",", " ,").replace(".", " .").split()
         assert len(tokens) <= len(spaced) + 1, tokens  # a digit's space is a token of its own
-        assert len(tokens) + components.TAIL_TOKENS <= WORDS
     assert tok.decode(tok("Zebra 7 ünder").input_ids) == "Zebra 7 ünder"
 
 
 def test_pool_is_the_same_for_the_same_seed_and_its_labels_are_in_range() -> None:
-    pools = [build(30, seed, 1, TEMPLATE) for seed in (1, 1, 2)]
+    pools = [build(30, seed, TEMPLATE) for seed in (1, 1, 2)]
     assert (pools[0].records == pools[1].records).all()
     assert (pools[0].ids == pools[1].ids).all()
     assert not (pools[0].records == pools[2].records).all()
-    assert (pools[0].labels < CLASSES).all()
+    assert (pools[0].lengths <= WORDS).all()
+    assert (pools[0].labels < [number for slot in QUESTIONS for number in slot]).all()
     scene = sample(random.Random(5), kind="two")
-    assert labels(scene)[0] == SHAPES.index(scene.things[0].shape)
+    assert labels(scene)[0] == 1 + SHAPES.index(scene.things[0].shape)
+    assert labels(scene)[8] == 0  # there is no third thing
 
 
 def test_a_caption_too_long_for_the_window_is_refused() -> None:

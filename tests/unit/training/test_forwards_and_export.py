@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from training import check, components, evaluate, export, stage_flow
-from training.run import Pace
+from training import check, checkpoint, components, evaluate, export, fast, stage_flow
+from training.optim import Optimizer, orthogonalized
+from training.run import Pace, Run
+from training.sampling import Sampler
 
 
 def test_fast_forwards_equal_the_libraries() -> None:
@@ -48,7 +50,8 @@ def test_the_pipeline_integrates_the_velocity_that_training_learns(monkeypatch: 
 
 
 def test_noise_levels_have_the_schedulers_shift() -> None:
-    levels = stage_flow.noise_levels(4000, torch.Generator().manual_seed(0), torch.device("cpu"))
+    torch.manual_seed(0)
+    levels = stage_flow.noise_levels(4000, torch.device("cpu"))
     assert 0 < float(levels.min()) < float(levels.max()) < 1
     middle = components.scheduler().shift / (1 + components.scheduler().shift)
     assert abs(float(levels.median()) - middle) < 0.02
@@ -73,3 +76,65 @@ def test_pace_by_steps_takes_that_many_and_lowers_the_rate() -> None:
     assert len(rates) == 40
     assert rates[0] < rates[10] == 1.0
     assert rates[-1] < 0.05
+
+
+def test_the_sampler_of_training_paints_what_the_pipeline_paints(tmp_path: Path) -> None:
+    pipe = check.random_pipeline()
+    pipe.set_progress_bar_config(disable=True)
+    texts, noise = ["a red circle", "two small green letters A, top left"], torch.randn(2, 60, 32)
+    wanted = pipe(
+        texts, negative_prompt=[" ", " "], true_cfg_scale=3.0, width=160, height=96, num_inference_steps=3,
+        latents=noise, output_type="pt",
+    ).images  # fmt: skip
+    found = Sampler(pipe, Run(tmp_path, torch.device("cpu"), 0), steps=3)(texts, 1, noise)
+    assert torch.allclose(wanted, found, atol=1e-3)
+
+
+def test_kernels_trained_flat_are_stored_in_the_autoencoder() -> None:
+    vae = components.vae(check.TINY)
+    still = fast.StillVAE(vae)
+    with torch.no_grad():
+        for kernel in still.kernels.values():
+            kernel.mul_(0.5)
+    before = still.encode(pictures := torch.rand(1, 3, 32, 32))[0]
+    assert not torch.allclose(before, fast.StillVAE(vae).encode(pictures)[0], atol=1e-4)
+    still.store()
+    assert torch.allclose(before, vae.encode(pictures[:, :, None]).latent_dist.mean[:, :, 0], atol=1e-5)
+
+
+def test_updates_of_matrices_are_nearly_orthogonal_and_the_loss_falls() -> None:
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonalized(torch.randn(3, 40, 24)))
+    assert 0.5 < float(values.min()) < float(values.max()) < 1.5
+    layer, x = torch.nn.Linear(8, 8), torch.randn(64, 8)
+    wanted = x @ torch.randn(8, 8)
+    optimizer, losses = Optimizer([layer.weight], [layer.bias]), []
+    optimizer.set_rate(0.05)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = (layer(x) - wanted).square().mean()
+        loss.backward()
+        optimizer.clip(10.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_a_run_goes_on_from_what_an_earlier_one_saved(tmp_path: Path) -> None:
+    run = Run(tmp_path, torch.device("cpu"), 0)
+    first, second = check.random_pipeline(seed=1), check.random_pipeline(seed=2)
+    checkpoint.round_off(first.vae)
+    checkpoint.round_off(first.text_encoder)
+    first.vae.register_to_config(latents_mean=[0.5] * 8)
+    assert not checkpoint.load_parts(second, run, tmp_path)
+    assert checkpoint.load_flow(second, run, tmp_path) == 0
+    checkpoint.save_parts(first, run)
+    checkpoint.save_flow(first, run, 70)
+    assert checkpoint.load_parts(second, run, tmp_path)
+    assert checkpoint.load_flow(second, run, tmp_path) == 70
+    assert second.vae.config.latents_mean == [0.5] * 8
+    for name in ("vae", "text_encoder", "transformer"):
+        ours, theirs = first.components[name].state_dict(), second.components[name].state_dict()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    halves = [(tmp_path / f"flow-{half}.pt").stat().st_size for half in (0, 1)]
+    assert max(halves) < 1.2 * min(halves)

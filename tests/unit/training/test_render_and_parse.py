@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from training.evaluate import prompts
 from training.parse import Parser
-from training.render import render_scenes
+from training.render import cropped, letter_strokes, record, render, render_scenes, token_labels
 from training.scenes import CANVASES, COLOURS, SHAPES, Scene, Thing, sample
 from training.score import rates, score
 
@@ -73,3 +74,19 @@ def test_outlines_are_hollow() -> None:
     filled, hollow = (render_scenes([one("circle", "blue")], outline=outline)[0] for outline in (False, True))
     assert torch.allclose(hollow[:, 64, 64], filled[:, 2, 2])
     assert not torch.allclose(hollow[:, 64, 46], filled[:, 2, 2])
+
+
+def test_a_crop_of_the_record_is_a_crop_of_the_picture() -> None:
+    scene = dataclasses.replace(one("star", "red", x=50, y=70), background=("white", "dark blue"))
+    records, strokes = torch.from_numpy(np.stack([record(scene)])), letter_strokes(torch.device("cpu"))
+    part = render(cropped(records, torch.tensor([[20.0, 40.0]]), 128, 64), strokes, 64, 64)
+    assert torch.allclose(part, render(records, strokes, 128, 128)[:, :, 40:104, 20:84], atol=1e-5)
+
+
+def test_token_labels_say_what_is_where() -> None:
+    scene = dataclasses.replace(one("square", "green", x=40, y=24), width=160, height=96)
+    records, strokes = torch.from_numpy(np.stack([record(scene)])), letter_strokes(torch.device("cpu"))
+    labels = token_labels(records, strokes, 160, 96, 16)[0].view(6, 10, 3)
+    assert labels[1, 2].tolist() == [1 + SHAPES.index("square"), 1 + list(COLOURS).index("green"), 1]
+    assert int((labels[..., 0] > 0).sum()) == 9
+    assert labels[3:].sum() == labels[:, 5:].sum() == 0
