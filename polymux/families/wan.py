@@ -1,5 +1,6 @@
 """Wan 2.1 and 2.2, and SkyReels-V2, which shares their denoiser."""
 
+from polymux.families import step_caches
 from polymux.families.base import Family
 
 _OTHER_FPS = (("", "expand_timesteps", 24.0),)  # the 5 B model, which makes video from text and from pictures
@@ -16,6 +17,7 @@ WAN = Family(
     fps=16.0,
     other_fps=_OTHER_FPS,
     refused=(_TWO_DENOISERS,),
+    step_caches=step_caches.WAN,
 )
 
 WAN_I2V = Family(
@@ -36,6 +38,7 @@ WAN_I2V = Family(
         ("last_image", "transformer", "pos_embed_seq_len or not image_dim"),
     ),
     needed=(("last_image", "transformer", "pos_embed_seq_len"),),
+    step_caches=step_caches.WITHOUT_MEASUREMENTS,
 )
 
 WAN_VACE = Family(
