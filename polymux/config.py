@@ -218,7 +218,7 @@ class AttentionChoiceConfig(Checked):
         None, "backend of all attention layers (default: that of diffusers)", choices=BACKENDS
     )
     diffusion_attention_config: dict[str, Any] = knob(
-        {}, "backends by role: default and per_role, each with a backend", metavar="JSON"
+        {}, "backends by role: default and per_role, each with a backend and block_sparse", metavar="JSON"
     )
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polymux.families.step_caches import NOT_VALIDATED, StepCaches
+from polymux.families.video_tokens import VideoTokens
 from polymux.request import Modality
 
 
@@ -65,6 +66,7 @@ class Family:
         pipeline does nothing with what it returns but `video_processor.postprocess_video`: frames may leave meanwhile.
     no_previews: why there can be no pictures of unfinished outputs, although the pipeline has all that it takes.
     step_caches: what is known of it for caches of denoising steps.
+    video_tokens: where the tokens of a video are in its attention, which block-sparse attention must know.
     warmup: arguments of the warm-up generation, where generic ones would not do.
     """
 
@@ -99,6 +101,7 @@ class Family:
     streamed_decode: bool = False
     no_previews: str | None = None
     step_caches: StepCaches = NOT_VALIDATED
+    video_tokens: VideoTokens | None = None
     warmup: tuple[tuple[str, str | int | float | bool], ...] = ()
 
 

@@ -1,6 +1,6 @@
 """CogView 4 and CogVideoX."""
 
-from polymux.families import step_caches
+from polymux.families import step_caches, video_tokens
 from polymux.families.base import Family
 
 COGVIEW4 = Family(
@@ -22,6 +22,7 @@ COGVIDEOX = Family(
     fps=8.0,
     other_fps=(("transformer", "patch_size_t", 16.0),),  # CogVideoX 1.5
     step_caches=step_caches.COGVIDEOX,
+    video_tokens=video_tokens.COGVIDEOX,
 )
 
 FAMILIES = (

@@ -1,6 +1,6 @@
 """Hunyuan: video, video 1.5 and image 2.1."""
 
-from polymux.families import step_caches
+from polymux.families import step_caches, video_tokens
 from polymux.families.base import Family
 
 HUNYUAN_VIDEO = Family(
@@ -13,6 +13,7 @@ HUNYUAN_VIDEO = Family(
     frames_multiple=4,
     fps=24.0,
     step_caches=step_caches.HUNYUAN_VIDEO,
+    video_tokens=video_tokens.HUNYUAN_VIDEO,
 )
 
 HUNYUAN_VIDEO_1_5 = Family(

@@ -1,6 +1,6 @@
 """LTX-Video and LTX-2 (video with sound)."""
 
-from polymux.families import step_caches
+from polymux.families import step_caches, video_tokens
 from polymux.families.base import Family
 
 # The decoder takes a timestep and noise in some checkpoints only.
@@ -19,6 +19,7 @@ LTX_VIDEO = Family(
     fps=25.0,
     refused=_DECODER,
     step_caches=step_caches.WITHOUT_MEASUREMENTS,
+    video_tokens=video_tokens.LTX_VIDEO,
 )
 
 LTX_VIDEO_I2V = Family(
@@ -32,6 +33,7 @@ LTX_VIDEO_I2V = Family(
     refused=_DECODER,
     media=(("image", 1),),
     step_caches=step_caches.WITHOUT_MEASUREMENTS,
+    video_tokens=video_tokens.LTX_VIDEO,
 )
 
 LTX_2 = Family(

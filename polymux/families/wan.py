@@ -1,6 +1,6 @@
 """Wan 2.1 and 2.2, and SkyReels-V2, which shares their denoiser."""
 
-from polymux.families import step_caches
+from polymux.families import step_caches, video_tokens
 from polymux.families.base import Family
 
 _OTHER_FPS = (("", "expand_timesteps", 24.0),)  # the 5 B model, which makes video from text and from pictures
@@ -18,6 +18,7 @@ WAN = Family(
     other_fps=_OTHER_FPS,
     refused=(_TWO_DENOISERS,),
     step_caches=step_caches.WAN,
+    video_tokens=video_tokens.WAN,
 )
 
 WAN_I2V = Family(
@@ -39,6 +40,7 @@ WAN_I2V = Family(
     ),
     needed=(("last_image", "transformer", "pos_embed_seq_len"),),
     step_caches=step_caches.WITHOUT_MEASUREMENTS,
+    video_tokens=video_tokens.WAN,
 )
 
 WAN_VACE = Family(
