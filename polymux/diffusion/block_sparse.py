@@ -155,7 +155,7 @@ def problem(device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return "its kernel is compiled, and the compiler, the package `triton`, is not installed"
     tokens = Tokens(video=4 * BLOCK, frame=BLOCK)
-    values = torch.zeros(1, 1, tokens.length, 64, device=device, dtype=dtype)
+    values = torch.zeros(1, 2, tokens.length, 128, device=device, dtype=dtype)
     try:
         with torch.no_grad():
             attend(values, values, values, choose(values, values, tokens, 0.5))

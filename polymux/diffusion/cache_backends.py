@@ -32,6 +32,7 @@ from polymux.step_caches import AttentionBroadcast, FirstBlock, MagCache, Taylor
 log = logging.getLogger(__name__)
 
 ATTENTION = r".*blocks\.\d+\.attn\d?"  # what diffusers calls attention in blocks; its own patterns miss some
+WHOLE = (torch.float32, torch.bfloat16, torch.float16)  # types to compute in
 MANY_STEPS = 1 << 20  # a measurement that never ends: diffusers' prints its result and forgets it
 
 
@@ -119,14 +120,14 @@ class TaylorSeerDenoiser(CachedDenoiser[TaylorSeer]):
         return None
 
     def install(self) -> None:
-        settings = self.settings
+        settings, dtype = self.settings, self.module.dtype
         self.module.enable_cache(
             TaylorSeerCacheConfig(
                 cache_interval=settings.cache_interval,
                 disable_cache_before_step=settings.disable_cache_before_step,
                 disable_cache_after_step=settings.disable_cache_after_step,
                 max_order=settings.max_order,
-                taylor_factors_dtype=self.module.dtype,
+                taylor_factors_dtype=dtype if dtype in WHOLE else torch.bfloat16,  # else of weights alone
                 cache_identifiers=None if settings.use_lite_mode else [ATTENTION],
                 use_lite_mode=settings.use_lite_mode,
             )
