@@ -10,7 +10,7 @@ FLUX2 = Family(
     tasks=("text-to-image", "image-to-image"),
     refused=(("guidance_scale", "", "not is_distilled"),),
     shared=("img_ids", "txt_ids"),  # it takes the positions of the first sample for all of them
-    step_caches=step_caches.MIXED_BLOCKS,
+    step_caches=step_caches.NOT_BY_DIFFUSERS,
 )
 
 FAMILIES = (FLUX2,)

@@ -33,8 +33,10 @@ ALL = ("first_block", "mag_cache", "tea_cache", "taylorseer", "pab", "cache_dit"
 ANY = ("", None)  # checkpoint
 
 WITHOUT_MEASUREMENTS = StepCaches(backends=ALL)
-LAYERS_ALONE = StepCaches(backends=("taylorseer", "pab"))  # diffusers does not know what the blocks return
-MIXED_BLOCKS = StepCaches(backends=("taylorseer", "pab", "cache_dit"))  # diffusers cannot mix what the blocks return
+# Where diffusers does not know what the blocks return, or cannot mix it, none can keep what all of them add.
+NOT_BY_DIFFUSERS = StepCaches(backends=("taylorseer", "pab", "cache_dit"))
+LAYERS_ALONE = StepCaches(backends=("taylorseer", "pab"))  # nor does cache-dit
+BY_DIFFUSERS = StepCaches(backends=tuple(name for name in ALL if name != "cache_dit"))
 
 FLUX = StepCaches(
     backends=ALL,

@@ -53,6 +53,7 @@ WAN_VACE = Family(
     streamed_decode=True,
     fps=16.0,
     blocks=("vace_blocks", "blocks"),
+    step_caches=step_caches.BY_DIFFUSERS,
 )
 
 SKYREELS_V2 = Family(
@@ -64,6 +65,7 @@ SKYREELS_V2 = Family(
     frames_multiple=4,
     streamed_decode=True,
     fps=24.0,
+    step_caches=step_caches.NOT_BY_DIFFUSERS,
 )
 
 FAMILIES = (

@@ -34,6 +34,10 @@ CHECKPOINTS = {
     "flux2": "flux2-klein",
     "wan": "wan22-t2v-moe",
     "wan-i2v": "wan21-i2v",
+    "wan-vace": "wan21-vace",
+    "skyreels-v2": "skyreels-v2-t2v",
+    "ovis-image": "ovis-image",
+    "longcat-image": "longcat-image",
 }
 NOTHING: dict[str, dict[str, Any]] = {  # is left out with these
     "first_block": {"threshold": 0},
