@@ -46,7 +46,7 @@ def masked(
 ) -> torch.Tensor:
     """The same with torch's own attention and a mask of all tokens."""
     heads_first = [one.transpose(1, 2).contiguous() for one in (query, key, value)]
-    table = choose(*heads_first[:2], tokens, sparsity).table()
+    table = choose(*heads_first[:2], tokens, sparsity).table
     mask = table.repeat_interleave(BLOCK, 2).repeat_interleave(BLOCK, 3)[:, :, : tokens.length, : tokens.length]
     return F.scaled_dot_product_attention(*heads_first, mask).transpose(1, 2)
 

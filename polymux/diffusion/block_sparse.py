@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 BLOCK = 128  # tokens; what the kernels of FlexAttention take
@@ -48,16 +47,17 @@ class Tokens:
 class Choice:
     """Which blocks of keys each block of queries looks at."""
 
-    order: torch.Tensor  # [batch, heads, blocks, blocks]: of keys, those that matter most first, and text last
-    count: torch.Tensor  # [batch, heads, blocks]: so many of them
-    text: torch.Tensor  # [blocks]: whether it has tokens of the text; all look at these
-    texts: int  # such blocks
+    table: torch.Tensor  # [batch, heads, blocks, blocks]: whether it does; of text, all do
+    text: torch.Tensor  # [blocks]: whether a block has tokens of the text
 
-    def table(self) -> torch.Tensor:
-        """[batch, heads, blocks, blocks]: whether it is looked at."""
-        rank = torch.arange(self.order.shape[-1], device=self.order.device)
-        taken = (rank < self.count[..., None]).expand(self.order.shape)
-        return torch.zeros_like(taken).scatter(-1, self.order.long(), taken) | self.text
+    def order(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of those of `blocks` that are looked at: how many there are, and their numbers, as FlexAttention wants them.
+
+        They ascend: a kernel that has fewer tokens than its blocks hold leaves out the end of the last one it visits.
+        """
+        looked_at = self.table & blocks
+        numbers = looked_at.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+        return looked_at.sum(-1, dtype=torch.int32), numbers.to(torch.int32)
 
 
 @functools.lru_cache(maxsize=64)
@@ -84,22 +84,23 @@ def leaves_out(tokens: Tokens, sparsity: float) -> bool:
 def choose(query: torch.Tensor, key: torch.Tensor, tokens: Tokens, sparsity: float) -> Choice:
     """Of queries and keys [batch, heads, tokens, channels]."""
     text, always, texts, _ = marks(tokens, query.device)
-    blocks = len(always)
-    scores = _means(query) @ _means(key).transpose(-1, -2)
-    own = torch.eye(blocks, dtype=torch.bool, device=query.device)
-    scores = scores.masked_fill(always | own, math.inf).masked_fill(text, -math.inf)
-    order = scores.argsort(dim=-1, descending=True).to(torch.int32)
-    count = torch.where(always, blocks - texts, kept(tokens, sparsity) - texts).to(torch.int32)
-    return Choice(order, count.expand(order.shape[:-1]).contiguous(), text, texts)
+    own = torch.eye(len(always), dtype=torch.bool, device=query.device)
+    worth = (_means(query) @ _means(key).transpose(-1, -2)).masked_fill(always | own, math.inf)
+    worth = worth.masked_fill(text, -math.inf)  # it is there in any case, and takes no place from others
+    best = worth.topk(kept(tokens, sparsity) - texts, dim=-1, sorted=False).indices
+    table = torch.zeros(worth.shape, dtype=torch.bool, device=query.device).scatter_(-1, best, True)
+    return Choice(table | text | always[:, None], text)
 
 
 def _means(values: torch.Tensor) -> torch.Tensor:
-    """Of each block of tokens."""
+    """Of each block of tokens; the last one may be a part of one."""
     batch, heads, length, channels = values.shape
-    padded = F.pad(values.float(), (0, 0, 0, -length % BLOCK))
-    sums = padded.view(batch, heads, -1, BLOCK, channels).sum(3)
-    sums[:, :, -1] *= BLOCK / (length - (sums.shape[2] - 1) * BLOCK)  # of the last one, less is there
-    return sums / BLOCK
+    whole = length // BLOCK
+    blocks = values[:, :, : whole * BLOCK].view(batch, heads, whole, BLOCK, channels)
+    means = [blocks.mean(3, dtype=torch.float32)]
+    if length % BLOCK:
+        means.append(values[:, :, whole * BLOCK :].mean(2, keepdim=True, dtype=torch.float32))
+    return torch.cat(means, 2)
 
 
 def attend(
@@ -111,7 +112,7 @@ def attend(
     scale: float | None = None,
 ) -> torch.Tensor:
     """As scaled_dot_product_attention does with the keys of `choice`. `key_mask`: [batch, tokens], True: is there."""
-    table = choice.table()
+    table = choice.table
     if key_mask is None:
 
         def looked_at(b: Any, h: Any, q: Any, k: Any) -> Any:
@@ -123,13 +124,10 @@ def attend(
         def looked_at(b: Any, h: Any, q: Any, k: Any) -> Any:
             return table[b, h, q // BLOCK, k // BLOCK] & there[b, k]
 
-    texts = torch.full_like(choice.count, choice.texts)
-    first = choice.text.to(torch.int8).argsort(descending=True, stable=True).to(torch.int32)
+    # Text is masked token by token, which a mask of keys is about; the video is there as a whole.
     mask = BlockMask.from_kv_blocks(
-        texts,  # the blocks that are masked token by token
-        first.expand(choice.order.shape).contiguous(),
-        choice.count,  # those that are not
-        choice.order,
+        *choice.order(choice.text),
+        *choice.order(~choice.text),
         BLOCK_SIZE=BLOCK,
         mask_mod=looked_at,
         seq_lengths=(query.shape[2], key.shape[2]),

@@ -72,6 +72,19 @@ def test_what_is_looked_at(tokens: Tokens, sparsity: float) -> None:
     torch.testing.assert_close(got, F.scaled_dot_product_attention(query, key, value, mask[None]), atol=1e-5, rtol=1e-5)
 
 
+def test_blocks_are_visited_in_their_order() -> None:
+    """The last block of a sequence may be a part of one, and kernels count on visiting it last."""
+    for tokens in LAYOUTS:
+        query, key, _ = random(1, 2, tokens.length, 16)
+        choice = choose(query, key, tokens, 0.5)
+        for blocks in (choice.text, ~choice.text):
+            count, numbers = choice.order(blocks)
+            for row, many, looked_at in zip(
+                numbers.flatten(0, 2), count.flatten(), (choice.table & blocks).flatten(0, 2), strict=True
+            ):
+                assert row[:many].tolist() == looked_at.nonzero().flatten().tolist()
+
+
 def test_keys_that_are_not_there() -> None:
     tokens = LAYOUTS[3]
     query, key, value = (torch.cat([one, one]) for one in random(1, 2, tokens.length, 16))
