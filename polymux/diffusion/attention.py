@@ -82,10 +82,10 @@ class AttentionChoice:
         """Make its attention over videos block-sparse. Raises ConfigError."""
         assert spec.block_sparse is not None
         if family.video_tokens is None:
-            raise _refusal(f"block_sparse: for {family.name}, where which tokens of a video are is not declared")
+            raise _sparse_refusal(f"for {family.name} it is not declared where the tokens of a video are")
         missing = block_sparse.problem(device, component.weights.probe_dtype or torch.float32)
         if missing is not None:
-            raise _refusal(f"block_sparse cannot run here: {missing}")
+            raise _sparse_refusal(f"it cannot run here: {missing}")
         self._sparse[component.name] = SparseLayers(component.module, family.video_tokens, spec.block_sparse)
 
     def __contains__(self, name: str) -> bool:
@@ -274,3 +274,7 @@ def _try(member: AttentionBackendName, device: torch.device, dtype: torch.dtype)
 
 def _refusal(message: str) -> ConfigError:
     return ConfigError(message, param="diffusion_attention_backend")
+
+
+def _sparse_refusal(message: str) -> ConfigError:
+    return ConfigError(f"block_sparse: {message}", param="diffusion_attention_config")

@@ -182,13 +182,14 @@ def test_other_families(name: str, tiny_checkpoint: Checkpoint, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("model", "sparse", "said"),
     [
-        ("flux-dev", {"sparsity": 0.5}, "for flux, where which tokens of a video are is not declared"),
+        ("flux-dev", {"sparsity": 0.5}, "for flux it is not declared where the tokens of a video are"),
         ("wan21-t2v", {"sparsity": 0.5, "skip_layers": [99]}, "there is no layer 99; there are "),
     ],
 )
 def test_refused_at_the_start(model: str, sparse: dict[str, Any], said: str, tiny_checkpoint: Checkpoint) -> None:
-    with pytest.raises(ConfigError, match=f"block_sparse: .*{said}"):
+    with pytest.raises(ConfigError, match=f"block_sparse: .*{said}") as caught:
         load(tiny_checkpoint(model), **sparse)
+    assert caught.value.param == "diffusion_attention_config"
 
 
 def test_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
