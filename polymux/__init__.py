@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from polymux.attention import AttentionConfig, AttentionSpec
+from polymux.attention import AttentionConfig, AttentionSpec, BlockSparse
 from polymux.errors import PolymuxError
 from polymux.request import (
     LoRARequest,
@@ -24,6 +24,7 @@ __all__ = [
     "AsyncOmni",
     "AttentionConfig",
     "AttentionSpec",
+    "BlockSparse",
     "LoRARequest",
     "Omni",
     "OmniDiffusionSamplingParams",

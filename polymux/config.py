@@ -9,7 +9,6 @@ the only module that reads the environment.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
 import sys
@@ -19,10 +18,12 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from polymux import step_caches
 from polymux.attention import BACKENDS, AttentionConfig, AttentionSpec
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, build, knob
 from polymux.server_config import AccessConfig, ServerConfig
+from polymux.step_caches import StepCacheSettings
 
 DTYPES = ("auto", "bf16", "fp16", "fp32")
 
@@ -217,7 +218,7 @@ class AttentionChoiceConfig(Checked):
         None, "backend of all attention layers (default: that of diffusers)", choices=BACKENDS
     )
     diffusion_attention_config: dict[str, Any] = knob(
-        {}, "backends by role: default and per_role, each with a backend", metavar="JSON"
+        {}, "backends by role: default and per_role, each with a backend and block_sparse", metavar="JSON"
     )
 
     def __post_init__(self) -> None:
@@ -238,30 +239,26 @@ class CacheConfig(Checked):
         0.25, "host memory for results of text and image encoders, which answer equal calls; 0: none is kept", minimum=0
     )
     cache_backend: str = knob(
-        "none",
-        "first_block: skip most of a denoising step that resembles the one before",
-        choices=("none", "first_block"),
+        "none", "how denoising steps are left out that resemble those before them", choices=("none", *step_caches.NAMES)
     )
-    cache_config: dict[str, Any] = knob({}, "of the cache backend: threshold", metavar="JSON")
+    cache_config: dict[str, Any] = knob({}, "settings of the cache backend (docs/step_cache.md)", metavar="JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cache_config and self.cache_backend == "none":
             raise ConfigError("--cache-config acts only with --cache-backend", param="cache_config")
-        for name, value in self.cache_config.items():
-            if name != "threshold":
-                raise ConfigError(f"cache_config: unknown {name!r}; known is threshold", param="cache_config")
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise ConfigError(f"cache_config: threshold={value!r}: must be a number from 0", param="cache_config")
+        _ = self.steps
 
     @property
     def prompt_bytes(self) -> int:
         return int(self.prompt_cache_gib * 2**30)
 
     @property
-    def threshold(self) -> float | None:
-        """Of the first-block cache; None: there is none."""
-        return None if self.cache_backend == "none" else float(self.cache_config.get("threshold", 0.05))
+    def steps(self) -> StepCacheSettings | None:
+        """Of the cache of denoising steps; None: there is none."""
+        if self.cache_backend == "none":
+            return None
+        return step_caches.settings_of(self.cache_backend, self.cache_config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +298,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         memory = self.memory
-        if self.caches.threshold is not None:
+        if self.caches.steps is not None:
             for name in memory.STRATEGIES[1:]:  # these may stream the blocks that the cache leaves out
                 if getattr(memory, name) not in (False, None):
                     raise _conflict("cache_backend", name, "blocks that are skipped cannot be streamed")

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
 
+from polymux.cli.dotted import put_together
 from polymux.knobs import Checked, field_type, groups_of, knobs_of, without_none
 
 
@@ -33,7 +34,12 @@ class Parser(argparse.ArgumentParser):
         """Like parse_args, but an unknown flag gets the closest known one as a hint."""
         # Intermixed: words may stand behind flags too. A parser with subcommands does not know whose words they are.
         parse = self.parse_known_args if self._subparsers else self.parse_known_intermixed_args
-        namespace, unknown = parse(arguments)
+        objects = [flag for flag, action in self._option_string_actions.items() if action.type is json_object]
+        try:
+            words = put_together(sys.argv[1:] if arguments is None else arguments, objects)
+        except ValueError as error:
+            self.error(str(error))
+        namespace, unknown = parse(words)
         if unknown:
             wrong = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
             near = difflib.get_close_matches(wrong, list(self._option_string_actions), n=1)

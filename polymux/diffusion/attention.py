@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +25,13 @@ from diffusers.models.attention_dispatch import (
     dispatch_attention_fn,
 )
 
-from polymux.attention import AttentionConfig, Role
+from polymux.attention import AttentionConfig, AttentionSpec, Role
+from polymux.diffusion import block_sparse
+from polymux.diffusion.call import Call
 from polymux.diffusion.component import Component
+from polymux.diffusion.sparse_layers import SparseLayers
 from polymux.errors import ConfigError
+from polymux.families.base import Family
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +67,7 @@ class AttentionChoice:
     """What was set, until `undo`."""
 
     def __init__(self) -> None:
+        self._sparse: dict[str, SparseLayers] = {}  # by component
         self._before: list[tuple[Any, Any]] = []
 
     def set(self, processor: Any, kernel: str) -> None:
@@ -72,15 +78,46 @@ class AttentionChoice:
         self._before.append((processor, processor._attention_backend))
         processor._attention_backend = AttentionBackendName(kernel)
 
+    def leave_out(self, component: Component, spec: AttentionSpec, family: Family, device: torch.device) -> None:
+        """Make its attention over videos block-sparse. Raises ConfigError."""
+        assert spec.block_sparse is not None
+        if family.video_tokens is None:
+            raise _sparse_refusal(f"for {family.name} it is not declared where the tokens of a video are")
+        missing = block_sparse.problem(device, component.weights.probe_dtype or torch.float32)
+        if missing is not None:
+            raise _sparse_refusal(f"it cannot run here: {missing}")
+        self._sparse[component.name] = SparseLayers(component.module, family.video_tokens, spec.block_sparse)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the component of this name leaves something out in some steps, so that its calls are not merged."""
+        return name in self._sparse
+
+    @contextmanager
+    def active(self, call: Call) -> Iterator[None]:
+        """Around a run of `call`."""
+        sparse = self._sparse.get(call.component.name)
+        with nullcontext() if sparse is None else sparse.active(call):
+            yield
+
+    def sparse_layers(self, component: Component) -> str:
+        """For people; empty if there are none."""
+        if (sparse := self._sparse.get(component.name)) is None:
+            return ""
+        settings = sparse.settings
+        where = f"{len(sparse.layers)} of {sparse.total} layers over the video, from step {settings.start_step}"
+        return f"; block-sparse ({settings.sparsity:g}) on {where}; its calls are not merged"
+
     def undo(self) -> None:
         """The layers as they were: whoever has the pipeline next chooses anew."""
+        while self._sparse:
+            self._sparse.popitem()[1].undo()
         while self._before:
             processor, backend = self._before.pop()
             processor._attention_backend = backend
 
 
 def choose_attention(
-    config: AttentionConfig, source: str, components: Sequence[Component], device: torch.device
+    config: AttentionConfig, source: str, components: Sequence[Component], device: torch.device, family: Family
 ) -> AttentionChoice:
     """Put the denoisers' layers on what `config` says, and log what runs on what. `source`: who says it.
 
@@ -94,7 +131,11 @@ def choose_attention(
         return choice
     try:
         counts = [_set(choice, config, component, device) for component in denoisers]
-        if not any(counts):
+        of_video = config.for_role("self")
+        if of_video is not None and of_video.block_sparse is not None:
+            for component in denoisers:
+                choice.leave_out(component, of_video, family, device)
+        if not any(counts) and not _is_all_that_was_chosen(config):
             kinds = ", ".join(type(c.module).__name__ for c in denoisers) or "this model"
             raise _refusal(f"{source}: the attention of {kinds} does not go through diffusers' dispatcher")
         _check_roles_met(config, source, denoisers)
@@ -102,8 +143,21 @@ def choose_attention(
         choice.undo()
         raise
     for component, count in zip(denoisers, counts, strict=True):
-        log.info("attention: %s: %s (%s)", component.name, _described(component, count), source)
+        log.info(
+            "attention: %s: %s (%s)",
+            component.name,
+            _described(component, count) + choice.sparse_layers(component),
+            source,
+        )
     return choice
+
+
+def _is_all_that_was_chosen(config: AttentionConfig) -> bool:
+    """Whether layers that take another way to torch's attention than diffusers' dispatcher get what was chosen."""
+    default = config.default
+    if default is None or default.block_sparse is None or config.per_role:
+        return False
+    return default.backend == "TORCH_SDPA"
 
 
 def _described(component: Component, chosen: Counter[str]) -> str:
@@ -220,3 +274,7 @@ def _try(member: AttentionBackendName, device: torch.device, dtype: torch.dtype)
 
 def _refusal(message: str) -> ConfigError:
     return ConfigError(message, param="diffusion_attention_backend")
+
+
+def _sparse_refusal(message: str) -> ConfigError:
+    return ConfigError(f"block_sparse: {message}", param="diffusion_attention_config")

@@ -57,6 +57,16 @@ class Tap:
         """`call` has returned `result` to the pipeline; its tensors may still be deferred."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where in its loop a pipeline is when it makes a call."""
+
+    step: int  # from 0
+    steps: int  # all of them; 0: the loop has not begun, or does not say
+    branch: str | None = None  # of guidance, as the pipeline has named it
+    timestep: Any = None  # of the noise schedule, a number or a tensor of one; None: the pipeline does not say
+
+
 @dataclass(eq=False)
 class Call:
     """One call of one component by one session."""
@@ -68,7 +78,7 @@ class Call:
     state: TorchState
     weights: torch.dtype | None = None  # what the component's weights were cast to when it was called
     adapters: AdapterSet = ()  # of the component, switched on for this call
-    branch: str | None = None  # of guidance, as the pipeline has named it
+    place: Place | None = None  # in the pipeline's loop
     order: int = 0  # position in the engine's queue
     done: bool = False
     result: Any = None

@@ -73,7 +73,7 @@ class Component:
         self.weights = Weights(module)
         self.tuned = TunedLayers(module)
         self.main = _main_methods(module, role)
-        self.entries = {path: _entry(owner, path.rpartition(".")[2]) for path, owner in self._paths()}
+        self.look_up()
         self.patch_area = _patch_area(module)
 
     def _paths(self) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -109,6 +109,10 @@ class Component:
         rest = {k: v for k, v in arguments.items() if k not in by_position and k != "*"}
         return entry.original(*(arguments[n] for n in by_position), *arguments.get("*", ()), **rest)
 
+    def look_up(self) -> None:
+        """Find the functions that are to be captured; again, if somebody has put others in their place."""
+        self.entries = {path: _entry(owner, path.rpartition(".")[2]) for path, owner in self._paths()}
+
     def attach(self) -> None:
         for path, entry in self.entries.items():
             entry.owner.__dict__[entry.name] = Interceptor(self, path, entry)
@@ -118,7 +122,7 @@ class Component:
         self.detach()
         self.weights.relearn()
         self.tuned.refresh()
-        self.entries = {path: _entry(owner, path.rpartition(".")[2]) for path, owner in self._paths()}
+        self.look_up()
         self.attach()
 
     def detach(self) -> None:

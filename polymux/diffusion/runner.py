@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
+from polymux.diffusion.attention import AttentionChoice
 from polymux.diffusion.call import Call
 from polymux.diffusion.merging import Merger, NotMergeable
 from polymux.diffusion.random_state import RandomState
@@ -53,15 +54,16 @@ class Runner:
         device: torch.device,
         weights: Weights | None = None,
         step_cache: StepCache | None = None,
+        attention: AttentionChoice | None = None,
     ) -> None:
         self.merger, self.device, self.weights = merger, device, weights or InPlace()
-        self.step_cache = step_cache or StepCache()
+        self.step_cache, self.attention = step_cache or StepCache(), attention or AttentionChoice()
         self.unmergeable: set[str] = set()
         self.log = RunLog()
 
     def may_merge(self, name: str) -> bool:
         """Whether calls of the component of this name may run as one."""
-        return name not in self.unmergeable and name not in self.step_cache
+        return name not in self.unmergeable and name not in self.step_cache and name not in self.attention
 
     def execute(self, calls: Sequence[Call]) -> None:
         """Run all calls; afterwards each has a result or an error."""
@@ -124,7 +126,7 @@ class Runner:
         head.component.weights.cast(head.weights)
         head.component.tuned.activate(head.adapters)
         try:
-            with head.state.active(self.device.type), self.step_cache.active(head):
+            with head.state.active(self.device.type), self.step_cache.active(head), self.attention.active(head):
                 result = head.component.run(head.method, arguments)
         finally:
             after = RandomState.now(self.device)

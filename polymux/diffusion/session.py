@@ -17,7 +17,7 @@ import torch
 from diffusers import SchedulerMixin
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from polymux.diffusion.call import Call, CallOwner, Phase, Tap, TorchState, tensors_in
+from polymux.diffusion.call import Call, CallOwner, Phase, Place, Tap, TorchState, tensors_in
 from polymux.diffusion.component import Component, SessionGreenlet
 from polymux.diffusion.deferred import Deferred, deferrable, promise, specs_of
 from polymux.diffusion.precision import Weights
@@ -81,6 +81,7 @@ class Session(CallOwner):
     spans: list[tuple[Phase, Seconds]] = field(default_factory=list)  # of the runs that answered its calls
     blocked_on: Call | None = None
     coroutine: Coroutine | None = None
+    pipeline: Any = None  # its own copy, while it runs
     cancelled: bool = False
     casts: dict[Weights, torch.dtype] = field(default_factory=dict)  # of components' weights, while it is suspended
 
@@ -88,10 +89,13 @@ class Session(CallOwner):
         """Make the coroutine. Nothing runs until the first `resume`."""
 
         def body() -> None:
-            own = own_copy(pipeline)
+            self.pipeline = own = own_copy(pipeline)
             count_steps(own, self.steps)
             self.tap.attach(own)
-            self.result = run(own)
+            try:
+                self.result = run(own)
+            finally:
+                self.pipeline = None
 
         self.coroutine = Coroutine(body, getcurrent())
         self.coroutine.handler = self._on_call
@@ -128,7 +132,7 @@ class Session(CallOwner):
         self.cancelled = True
         if not self.finished:
             self._switch(GreenletExit())
-        self.coroutine = self.blocked_on = self.error = self.failure = None
+        self.coroutine = self.pipeline = self.blocked_on = self.error = self.failure = None
         self.tap = Tap()
         self.waiting.clear()
 
@@ -169,17 +173,21 @@ class Session(CallOwner):
     def _on_call(self, component: Component, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """In the coroutine: a component was called."""
         assert self.coroutine is not None
-        branch = self.coroutine.branch
         arguments = settled(component.bind(method, args, kwargs))
         state = TorchState.now(self.settings.device.type)
         adapters = component.tuned.mine(self.adapters)
-        call = Call(self, component, method, arguments, state, component.weights.cast_to, adapters, branch)
+        call = Call(self, component, method, arguments, state, component.weights.cast_to, adapters, self._place())
         known = self.tap.answer(call)
         if known is not None:
             return known[0]
         result = self._result_of(call)
         self.tap.note(call, result)
         return result
+
+    def _place(self) -> Place:
+        assert self.coroutine is not None
+        timestep = self.pipeline.__dict__.get("_current_timestep")  # behind the property that diffusers' pipelines have
+        return Place(self.steps.done, self.steps.total, self.coroutine.branch, timestep)
 
     def _result_of(self, call: Call) -> Any:
         """Have it run; suspends the session now, or when the result is needed."""

@@ -13,5 +13,5 @@ def cache_counts(model: Model | None, encoded: EncoderCache, steps: StepCache) -
     if encoded.limit:
         queries["prompt_cache"], hits["prompt_cache"] = encoded.queries, encoded.hits
     if steps.used:
-        queries["first_block"], hits["first_block"] = steps.queries, steps.hits
+        queries[steps.name], hits[steps.name] = steps.queries, steps.hits
     return queries, hits

@@ -82,7 +82,7 @@ class DiffusionEngine(SessionEngine[Job, Model]):
             log.warning("%s is of no family that polymux knows: one request at a time", type(pipeline).__name__)
             self.max_sessions = 1
         merger = Merger(self.family.padding, self.family.shared)
-        self.runner = Runner(merger, self.device, self.weights, made.step_cache)
+        self.runner = Runner(merger, self.device, self.weights, made.step_cache, made.attention)
         self.encoded = EncoderCache(config.caches.prompt_bytes if self.family.pipelines else 0, merger.contents)
         self.scheduler = StepScheduler(
             config.scheduler.max_batched_tokens,
@@ -155,6 +155,7 @@ class DiffusionEngine(SessionEngine[Job, Model]):
             self.runner.weights = InPlace()
         else:
             self.runner.weights, self.runner.step_cache = self.weights, self.loaded.step_cache
+            self.runner.attention = self.loaded.attention
 
     def _may_merge(self, call: Call) -> bool:
         component = call.component

@@ -66,8 +66,8 @@ class Model:
         between = _between(config.model, family, device)
         enable_pieces(pipeline.components, config.memory)
         components = tuple(components_of(pipeline.components.items(), family.denoisers))
-        attention = choose_attention(*attention_choice(config.attention), components, device)
-        step_cache = StepCache.apply(config.caches.threshold, components)
+        attention = choose_attention(*attention_choice(config.attention), components, device, family)
+        step_cache = StepCache.apply(config.caches.steps, components, family)
         tenants = [Tenant(c.name, c.role, c.module, family.blocks if c.role == "denoiser" else ()) for c in components]
         weights = place(tenants, config.memory, device, mappings=dict(mappings or {}))
         for component in components:

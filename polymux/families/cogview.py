@@ -1,5 +1,6 @@
 """CogView 4 and CogVideoX."""
 
+from polymux.families import step_caches, video_tokens
 from polymux.families.base import Family
 
 COGVIEW4 = Family(
@@ -8,6 +9,7 @@ COGVIEW4 = Family(
     modality="image",
     tasks=("text-to-image",),
     warmup=(("negative_prompt", "blurry"),),
+    step_caches=step_caches.WITHOUT_MEASUREMENTS,
 )
 
 COGVIDEOX = Family(
@@ -19,6 +21,8 @@ COGVIDEOX = Family(
     frames_multiple=4,
     fps=8.0,
     other_fps=(("transformer", "patch_size_t", 16.0),),  # CogVideoX 1.5
+    step_caches=step_caches.COGVIDEOX,
+    video_tokens=video_tokens.COGVIDEOX,
 )
 
 FAMILIES = (

@@ -1,5 +1,6 @@
 """FLUX.1: text-to-image, Kontext and Fill."""
 
+from polymux.families import step_caches
 from polymux.families.base import Family
 
 # Guidance with a negative prompt is off unless it is asked for.
@@ -12,6 +13,7 @@ FLUX = Family(
     tasks=("text-to-image",),
     refused=(("guidance_scale", "transformer", "guidance_embeds"),),
     companions=(*_COMPANIONS, ("strength", "image", None)),  # the modular pipeline takes both
+    step_caches=step_caches.FLUX,
 )
 
 FLUX_KONTEXT = Family(

@@ -1,5 +1,6 @@
 """Hunyuan: video, video 1.5 and image 2.1."""
 
+from polymux.families import step_caches, video_tokens
 from polymux.families.base import Family
 
 HUNYUAN_VIDEO = Family(
@@ -11,6 +12,8 @@ HUNYUAN_VIDEO = Family(
     size_multiple=16,
     frames_multiple=4,
     fps=24.0,
+    step_caches=step_caches.HUNYUAN_VIDEO,
+    video_tokens=video_tokens.HUNYUAN_VIDEO,
 )
 
 HUNYUAN_VIDEO_1_5 = Family(
@@ -44,6 +47,7 @@ HUNYUAN_IMAGE_2_1 = Family(
     modality="image",
     tasks=("text-to-image",),
     refused=(("distilled_guidance_scale", "transformer", "guidance_embeds"),),
+    step_caches=step_caches.WITHOUT_MEASUREMENTS,
 )
 
 FAMILIES = (

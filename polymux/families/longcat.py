@@ -1,5 +1,6 @@
 """LongCat: image, image editing and audio."""
 
+from polymux.families import step_caches
 from polymux.families.base import Family
 
 LONGCAT_IMAGE = Family(
@@ -7,6 +8,7 @@ LONGCAT_IMAGE = Family(
     pipelines=("LongCatImagePipeline",),
     modality="image",
     tasks=("text-to-image",),
+    step_caches=step_caches.NOT_BY_DIFFUSERS,
 )
 
 LONGCAT_IMAGE_EDIT = Family(

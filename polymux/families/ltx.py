@@ -1,5 +1,6 @@
 """LTX-Video and LTX-2 (video with sound)."""
 
+from polymux.families import step_caches, video_tokens
 from polymux.families.base import Family
 
 # The decoder takes a timestep and noise in some checkpoints only.
@@ -17,6 +18,8 @@ LTX_VIDEO = Family(
     frames_multiple=8,
     fps=25.0,
     refused=_DECODER,
+    step_caches=step_caches.WITHOUT_MEASUREMENTS,
+    video_tokens=video_tokens.LTX_VIDEO,
 )
 
 LTX_VIDEO_I2V = Family(
@@ -29,6 +32,8 @@ LTX_VIDEO_I2V = Family(
     fps=25.0,
     refused=_DECODER,
     media=(("image", 1),),
+    step_caches=step_caches.WITHOUT_MEASUREMENTS,
+    video_tokens=video_tokens.LTX_VIDEO,
 )
 
 LTX_2 = Family(
@@ -47,6 +52,7 @@ LTX_2 = Family(
         ("prompt_enhancement_seed", "enable_prompt_enhancement", None),
     ),
     overruled=(("min_seconds", "num_frames"), ("max_seconds", "num_frames")),
+    step_caches=step_caches.LAYERS_ALONE,
 )
 
 FAMILIES = (

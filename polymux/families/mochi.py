@@ -1,5 +1,6 @@
 """Mochi."""
 
+from polymux.families import step_caches
 from polymux.families.base import Family
 
 MOCHI = Family(
@@ -10,6 +11,7 @@ MOCHI = Family(
     size_multiple=16,
     frames_multiple=6,
     fps=30.0,
+    step_caches=step_caches.MOCHI,
 )
 
 FAMILIES = (MOCHI,)

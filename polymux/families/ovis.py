@@ -1,5 +1,6 @@
 """Ovis-Image."""
 
+from polymux.families import step_caches
 from polymux.families.base import Family
 
 OVIS_IMAGE = Family(
@@ -7,6 +8,7 @@ OVIS_IMAGE = Family(
     pipelines=("OvisImagePipeline",),
     modality="image",
     tasks=("text-to-image",),
+    step_caches=step_caches.NOT_BY_DIFFUSERS,
 )
 
 FAMILIES = (OVIS_IMAGE,)

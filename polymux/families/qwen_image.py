@@ -4,6 +4,7 @@ Prompts are not padded by the pipelines; the denoiser takes a mask of the real p
 guidance-distilled: they follow true_cfg_scale, which acts only beside a negative prompt.
 """
 
+from polymux.families import step_caches
 from polymux.families.base import CAUSAL_PROMPT, Family, Padding
 
 _PROMPT = Padding(argument="encoder_hidden_states", mask="encoder_hidden_states_mask")
@@ -18,6 +19,7 @@ QWEN_IMAGE = Family(
     padding=(_PROMPT, CAUSAL_PROMPT),
     refused=_REFUSED,
     companions=(*_COMPANIONS, ("strength", "image", None)),  # the modular pipeline takes both
+    step_caches=step_caches.WITHOUT_MEASUREMENTS,
 )
 
 QWEN_IMAGE_EDIT = Family(

@@ -1,5 +1,6 @@
 """Wan 2.1 and 2.2, and SkyReels-V2, which shares their denoiser."""
 
+from polymux.families import step_caches, video_tokens
 from polymux.families.base import Family
 
 _OTHER_FPS = (("", "expand_timesteps", 24.0),)  # the 5 B model, which makes video from text and from pictures
@@ -16,6 +17,8 @@ WAN = Family(
     fps=16.0,
     other_fps=_OTHER_FPS,
     refused=(_TWO_DENOISERS,),
+    step_caches=step_caches.WAN,
+    video_tokens=video_tokens.WAN,
 )
 
 WAN_I2V = Family(
@@ -36,6 +39,8 @@ WAN_I2V = Family(
         ("last_image", "transformer", "pos_embed_seq_len or not image_dim"),
     ),
     needed=(("last_image", "transformer", "pos_embed_seq_len"),),
+    step_caches=step_caches.WITHOUT_MEASUREMENTS,
+    video_tokens=video_tokens.WAN,
 )
 
 WAN_VACE = Family(
@@ -48,6 +53,7 @@ WAN_VACE = Family(
     streamed_decode=True,
     fps=16.0,
     blocks=("vace_blocks", "blocks"),
+    step_caches=step_caches.BY_DIFFUSERS,
 )
 
 SKYREELS_V2 = Family(
@@ -59,6 +65,7 @@ SKYREELS_V2 = Family(
     frames_multiple=4,
     streamed_decode=True,
     fps=24.0,
+    step_caches=step_caches.NOT_BY_DIFFUSERS,
 )
 
 FAMILIES = (

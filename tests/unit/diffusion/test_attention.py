@@ -191,7 +191,7 @@ def test_refused_at_the_start(model: str, knobs: dict[str, Any], said: str, tiny
             r"Invalid enum value 'FAST' - at `\$.default.backend`; backends are TORCH_SDPA, ",
         ),
         ({"per_role": {"joint": {"backend": "TORCH_SDPA"}}}, "joint.*roles are self, cross"),
-        ({"default": {"backend": "TORCH_SDPA", "quant": "fp8"}}, "unknown field `quant`"),
+        ({"default": {"backend": "TORCH_SDPA", "quantize": "fp8"}}, "unknown field `quantize`"),
         ({"defaults": {}}, "unknown field `defaults`"),
     ],
 )
