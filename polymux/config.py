@@ -199,7 +199,14 @@ def _conflict(one: str, other: str, reason: str) -> ConfigError:
 class AdapterConfig(Checked):
     """Adapters: LoRA files that act on every request, and how many others are kept"""
 
-    lora_path: tuple[str, ...] = knob((), "LoRA files or folders that act on every request", metavar="PATH")
+    lora_path: tuple[str, ...] = knob(
+        (),
+        "LoRA files or folders that act on every request; transformer_2=PATH for one of two denoisers",
+        metavar="PATH",
+    )
+    lora_backend: str = knob(
+        "peft", "distill: --lora-path is added to the weights at start, for good", choices=("peft", "distill")
+    )
     lora_scale: float = knob(1.0, "strength of those in --lora-path", minimum=-100, maximum=100)
     max_loras: int = knob(8, "adapters of requests that are kept in memory beside those in use", minimum=0)
 
@@ -207,6 +214,13 @@ class AdapterConfig(Checked):
         super().__post_init__()
         if self.lora_scale != 1.0 and not self.lora_path:
             raise ConfigError("--lora-scale acts only with --lora-path", param="lora_scale")
+        if self.distills and not self.lora_path:
+            raise ConfigError("--lora-backend distill acts only with --lora-path", param="lora_backend")
+
+    @property
+    def distills(self) -> bool:
+        """Whether adapters are added to the weights."""
+        return self.lora_backend == "distill"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,6 +315,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         memory = self.memory
+        if self.adapters.distills and memory.dlo_enable_runtime_cache:
+            raise _conflict("lora_backend", "dlo_enable_runtime_cache", "the cache keeps the checkpoint's own weights")
         if self.caches.threshold is not None:
             for name in memory.STRATEGIES[1:]:  # these may stream the blocks that the cache leaves out
                 if getattr(memory, name) not in (False, None):
