@@ -1,6 +1,6 @@
 """Every knob, defined once.
 
-A knob is a field of one of the frozen dataclasses below, or, for the server, of those in `polymux.server_config`;
+A knob is a field of one of the frozen dataclasses below, or of those in the modules `*_config` beside this one;
 `polymux.knobs` says how. The CLI's flags, `Omni`'s keyword arguments and the stage process's settings are all made from
 these definitions. "auto" stays "auto" here: whoever resolves it makes a new value and keeps it to itself. This is also
 the only module that reads the environment.
@@ -14,14 +14,15 @@ import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import msgspec
 
 from polymux import step_caches
 from polymux.attention import BACKENDS, AttentionConfig, AttentionSpec
 from polymux.errors import ConfigError
-from polymux.knobs import Checked, build, knob
+from polymux.knobs import Checked, build, conflict, flag_of, knob
+from polymux.memory_config import MemoryConfig
 from polymux.server_config import AccessConfig, ServerConfig
 from polymux.step_caches import StepCacheSettings
 
@@ -108,99 +109,17 @@ class LogConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryConfig(Checked):
-    """Memory: where weights are kept when they are not in use (docs/offload.md)"""
-
-    enable_cpu_offload: bool = knob(False, "keep encoders and denoisers on the host, each on the device while it runs")
-    enable_layerwise_offload: bool = knob(False, "stream the denoisers' blocks from the host while they compute")
-    enable_distributed_layerwise_offload: bool = knob(
-        False, "layerwise, for several ranks or several engines of one host"
-    )
-    vae_use_tiling: bool = knob(False, "the autoencoder works on large pictures and videos tile by tile")
-    vae_use_slicing: bool = knob(False, "the autoencoder works on one picture of a batch at a time")
-    gpu_memory_limit_gib: float | Literal["auto"] | None = knob(
-        None, "use at most this much device memory and choose what to offload; auto: what is free", minimum=0
-    )
-    dlo_resident_layers: int = knob(0, "layerwise: this many blocks stay on the device", minimum=0)
-    dlo_prefetch_layers: int = knob(
-        2, "layerwise: blocks that are fetched ahead; each takes the device memory of the largest block", minimum=0
-    )
-    dlo_use_allgather: bool | None = knob(
-        None,
-        "distributed: each rank keeps its part of every block, and ranks rebuild them (default: with several ranks)",
-        off="--dlo-no-use-allgather",
-    )
-    dlo_enable_runtime_cache: bool = knob(
-        False, "distributed: keep final weights in one file that all engines of this host map"
-    )
-    dlo_runtime_cache_dir: str | None = knob(None, "where the runtime cache is (default: in the user's cache folder)")
-    dlo_runtime_cache_lock_timeout: float = knob(
-        600.0, "seconds to wait for another engine that writes the entry; then go on without", minimum=0
-    )
-    dlo_runtime_cache_pin_limit_gib: float = knob(
-        0.0, "register a cached denoiser with the device if it is not larger than this; 0: never", minimum=0
-    )
-    dlo_runtime_cache_limit_gib: float | None = knob(
-        None, "evict the least recently used entries of the runtime cache above this size", minimum=0
-    )
-    dlo_runtime_cache_verify: str = knob(
-        "size", "what is checked before an entry is used: sizes and headers, or all bytes", choices=("size", "full")
-    )
-
-    STRATEGIES: ClassVar[tuple[str, ...]] = (
-        "enable_cpu_offload",
-        "enable_layerwise_offload",
-        "enable_distributed_layerwise_offload",
-        "gpu_memory_limit_gib",
-    )
-    NEEDS: ClassVar[dict[str, tuple[str, ...]]] = {  # a knob, and those of which one must be set beside it
-        "dlo_resident_layers": ("enable_layerwise_offload", "enable_distributed_layerwise_offload"),
-        "dlo_prefetch_layers": (
-            "enable_layerwise_offload",
-            "enable_distributed_layerwise_offload",
-            "gpu_memory_limit_gib",
-        ),
-        "dlo_use_allgather": ("enable_distributed_layerwise_offload",),
-        "dlo_enable_runtime_cache": ("enable_distributed_layerwise_offload",),
-        "dlo_runtime_cache_dir": ("dlo_enable_runtime_cache",),
-        "dlo_runtime_cache_lock_timeout": ("dlo_enable_runtime_cache",),
-        "dlo_runtime_cache_pin_limit_gib": ("dlo_enable_runtime_cache",),
-        "dlo_runtime_cache_limit_gib": ("dlo_enable_runtime_cache",),
-        "dlo_runtime_cache_verify": ("dlo_enable_runtime_cache",),
-    }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        given = {f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
-        strategies = [name for name in self.STRATEGIES if name in given]
-        if len(strategies) > 1:
-            raise _conflict(strategies[0], strategies[1], "each is a strategy of its own; choose one")
-        for name, needed in self.NEEDS.items():
-            if name in given and not given.intersection(needed):
-                raise ConfigError(f"{_flag(name)} acts only with {' or '.join(map(_flag, needed))}", param=name)
-        if self.dlo_enable_runtime_cache and self.dlo_use_allgather:
-            reason = "the cache holds complete blocks, which are not gathered"
-            raise _conflict("dlo_enable_runtime_cache", "dlo_use_allgather", reason)
-
-    @property
-    def offloads(self) -> bool:
-        """Whether weights may have to be on the host: then they are loaded there first."""
-        return any(getattr(self, name) for name in self.STRATEGIES)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _conflict(one: str, other: str, reason: str) -> ConfigError:
-    return ConfigError(f"{_flag(one)} and {_flag(other)} exclude each other: {reason}", param=one)
-
-
-@dataclass(frozen=True, kw_only=True)
 class AdapterConfig(Checked):
     """Adapters: LoRA files that act on every request, and how many others are kept"""
 
-    lora_path: tuple[str, ...] = knob((), "LoRA files or folders that act on every request", metavar="PATH")
+    lora_path: tuple[str, ...] = knob(
+        (),
+        "LoRA files or folders that act on every request; transformer_2=PATH for one of two denoisers",
+        metavar="PATH",
+    )
+    lora_backend: str = knob(
+        "peft", "distill: --lora-path is added to the weights at start, for good", choices=("peft", "distill")
+    )
     lora_scale: float = knob(1.0, "strength of those in --lora-path", minimum=-100, maximum=100)
     max_loras: int = knob(8, "adapters of requests that are kept in memory beside those in use", minimum=0)
 
@@ -208,6 +127,13 @@ class AdapterConfig(Checked):
         super().__post_init__()
         if self.lora_scale != 1.0 and not self.lora_path:
             raise ConfigError("--lora-scale acts only with --lora-path", param="lora_scale")
+        if self.distills and not self.lora_path:
+            raise ConfigError("--lora-backend distill acts only with --lora-path", param="lora_backend")
+
+    @property
+    def distills(self) -> bool:
+        """Whether adapters are added to the weights."""
+        return self.lora_backend == "distill"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +154,7 @@ class AttentionChoiceConfig(Checked):
         default = AttentionConfig.of(self.diffusion_attention_config).default
         if default is not None and self.diffusion_attention_backend is not None:
             reason = "both choose the default"
-            raise _conflict("diffusion_attention_backend", "diffusion_attention_config", reason)
+            raise conflict("diffusion_attention_backend", "diffusion_attention_config", reason)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +203,7 @@ class SpeechConfig(Checked):
         """Raise ConfigError if one is set: the model is not one that speaks."""
         for f in dataclasses.fields(self):
             if getattr(self, f.name) is not None:
-                raise ConfigError(f"{_flag(f.name)} acts only on models that speak", param=f.name)
+                raise ConfigError(f"{flag_of(f.name)} acts only on models that speak", param=f.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,10 +224,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         memory = self.memory
+        if self.adapters.distills and memory.dlo_enable_runtime_cache:
+            raise conflict("lora_backend", "dlo_enable_runtime_cache", "the cache keeps the checkpoint's own weights")
         if self.caches.steps is not None:
             for name in memory.STRATEGIES[1:]:  # these may stream the blocks that the cache leaves out
                 if getattr(memory, name) not in (False, None):
-                    raise _conflict("cache_backend", name, "blocks that are skipped cannot be streamed")
+                    raise conflict("cache_backend", name, "blocks that are skipped cannot be streamed")
 
     @classmethod
     def from_flat(cls, **values: Any) -> EngineConfig:

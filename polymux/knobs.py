@@ -92,6 +92,16 @@ def _check(f: dataclasses.Field[Any], kind: Any, value: Any) -> None:
         raise ConfigError(f"{name}={value!r}: must be at most {meta['maximum']}", param=name)
 
 
+def flag_of(name: str) -> str:
+    """The flag of a knob, as people write it."""
+    return "--" + name.replace("_", "-")
+
+
+def conflict(one: str, other: str, reason: str) -> ConfigError:
+    """Two knobs that cannot be set both."""
+    return ConfigError(f"{flag_of(one)} and {flag_of(other)} exclude each other: {reason}", param=one)
+
+
 def groups_of(config: type) -> dict[str, type]:
     """Field name -> group class, for the fields of `config` that are groups of knobs."""
     hints = typing.get_type_hints(config)

@@ -7,24 +7,17 @@ adapters. Which files may be used is not decided here.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
-
-from diffusers.loaders.lora_base import LoraBaseMixin
 
 from polymux.config import AdapterConfig
 from polymux.diffusion.component import Component
+from polymux.diffusion.lora_weights import check_match, check_takes_lora, inject, standing
 from polymux.diffusion.tuned import AdapterSet
 from polymux.errors import ConfigError, InvalidRequestError
 from polymux.loading.lora import LoRAFile, find_lora
 from polymux.request import LoRARequest
-
-log = logging.getLogger(__name__)
-
-SHOWN = 3  # names of layers in a message
-SHOWN_CHARACTERS = 300  # of an error that is passed on
 
 
 class Adapters:
@@ -32,14 +25,14 @@ class Adapters:
 
     def __init__(self, pipeline: Any, components: Sequence[Component], config: AdapterConfig) -> None:
         self._pipeline, self._components, self._limit = pipeline, components, config.max_loras
-        self._standing = [LoRARequest(path=path, scale=config.lora_scale) for path in config.lora_path]
+        self._standing = [] if config.distills else standing(config)
         self._names: OrderedDict[tuple[LoRAFile, str | None], str] = OrderedDict()  # the latest used last
         self._made = 0
 
     def check_standing(self) -> None:
         """Raises ConfigError if what is to act on every request cannot."""
-        if self._standing and not isinstance(self._pipeline, LoraBaseMixin):
-            raise ConfigError(f"--lora-path: {type(self._pipeline).__name__} takes no LoRA", param="lora_path")
+        if self._standing:
+            check_takes_lora(self._pipeline)
         try:
             self.use((), ())
         except InvalidRequestError as error:
@@ -85,56 +78,15 @@ class Adapters:
     def _load(self, file: LoRAFile, component: str | None) -> str:
         name = f"adapter{self._made}"
         self._made += 1
-        keys = file.keys()
         try:
-            self._inject(file, component, name)
-        except ImportError as error:
-            raise ConfigError(f"LoRA needs the package peft: {error}") from None
-        except Exception as error:  # the conversions of other formats raise whatever they stumble over
+            inject(self._pipeline, file, component, name)
+            self._refresh()
+            layers = {f"{c.name}.{path}" for c in self._components for path in c.tuned.layers_with(name)}
+            check_match(self._pipeline, file, layers)
+        except InvalidRequestError:
             self._remove(name)
-            what = f"lora {file.path.name!r}: 0 of {len(keys)} keys matched {type(self._pipeline).__name__}"
-            raise InvalidRequestError(f"{what}: {_short(error)}", param="lora") from None
-        self._refresh()
-        layers = {f"{c.name}.{path}" for c in self._components for path in c.tuned.layers_with(name)}
-        self._check_match(file, name, layers)
+            raise
         return name
-
-    def _inject(self, file: LoRAFile, component: str | None, name: str) -> None:
-        pipeline = self._pipeline
-        second = {"load_into_transformer_2": True} if component == "transformer_2" else {}
-        if file.is_peft:
-            denoisers = [c.name for c in self._components if c.role == "denoiser"]
-            prefix = next((n for n in ("transformer", "unet") if n in denoisers), "transformer")
-            pipeline.load_lora_weights(file.peft_state(prefix), adapter_name=name, **second)
-        else:
-            pipeline.load_lora_weights(
-                str(file.path.parent), weight_name=file.path.name, adapter_name=name, local_files_only=True, **second
-            )
-
-    def _check_match(self, file: LoRAFile, name: str, layers: Collection[str]) -> None:
-        """Raise if nothing of the file has a place in the model; say so if only a part has."""
-        wanted = self._layers_in(file)
-        if not layers:
-            self._remove(name)
-            message = f"lora {file.path.name!r}: 0 of {len(file.keys())} keys matched {type(self._pipeline).__name__}"
-            raise InvalidRequestError(message, param="lora")
-        if len(layers) < len(wanted):
-            missing = sorted(wanted - set(layers)) or ["some"]
-            log.warning(
-                "lora %s: %d of %d layers matched; without a place are %s%s",
-                file.path.name, len(layers), len(wanted), ", ".join(missing[:SHOWN]),
-                ", ..." if len(missing) > SHOWN else "",
-            )  # fmt: skip
-
-    def _layers_in(self, file: LoRAFile) -> set[str]:
-        """The layers of the file under the names that they have after conversion."""
-        if file.is_peft:
-            prefix = "unet" if any(c.name == "unet" for c in self._components) else "transformer"
-            keys: Iterator[str] | Collection[str] = file.peft_state(prefix)
-        else:
-            converted = self._pipeline.lora_state_dict(str(file.path.parent), weight_name=file.path.name)
-            keys = converted[0] if isinstance(converted, tuple) else converted
-        return {key.partition(".lora")[0].partition(".lokr")[0] for key in keys if not key.endswith(".alpha")}
 
     def _make_room(self, busy: Collection[str]) -> None:
         for key, name in list(self._names.items()):
@@ -153,9 +105,3 @@ class Adapters:
     def _refresh(self) -> None:
         for component in self._components:
             component.retune()
-
-
-def _short(error: Exception) -> str:
-    """What went wrong, and the first layer that it went wrong with: some list every layer of the model."""
-    first = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
-    return first if len(first) <= SHOWN_CHARACTERS else f"{first[:SHOWN_CHARACTERS]}..."

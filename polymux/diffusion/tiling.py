@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from diffusers.models.autoencoders.vae import AutoencoderMixin
 
-from polymux.config import MemoryConfig
 from polymux.errors import ConfigError
+from polymux.memory_config import MemoryConfig
 
 
 def enable_pieces(parts: Mapping[str, object], memory: MemoryConfig) -> None:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from polymux.config import EngineConfig, MemoryConfig
+from polymux.config import EngineConfig
 from polymux.diffusion.component import SUBMODULE_DEPTH, Component, Role
 from polymux.families.generate import GenerateFamily, Parts
 from polymux.loading import load_parts
 from polymux.memory.place import place
 from polymux.memory.residency import Residency, Tenant
+from polymux.memory_config import MemoryConfig
 from polymux.request import Capabilities
 
 LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)  # only their owner runs what is in them

@@ -15,6 +15,7 @@ from polymux.config import EngineConfig, ModelConfig, attention_choice
 from polymux.diffusion.adapters import Adapters
 from polymux.diffusion.attention import AttentionChoice, choose_attention
 from polymux.diffusion.component import Component, components_of
+from polymux.diffusion.lora_weights import fuse
 from polymux.diffusion.pipeline_call import declared_family
 from polymux.diffusion.step_cache import StepCache
 from polymux.diffusion.tiling import enable_pieces
@@ -64,6 +65,8 @@ class Model:
         """Of a loaded pipeline. `mappings`: of components that are mapped from the runtime cache."""
         family = declared_family(pipeline)
         between = _between(config.model, family, device)
+        if config.adapters.distills:
+            fuse(pipeline, config.adapters)
         enable_pieces(pipeline.components, config.memory)
         components = tuple(components_of(pipeline.components.items(), family.denoisers))
         attention = choose_attention(*attention_choice(config.attention), components, device, family)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from polymux.config import MemoryConfig
 from polymux.errors import ConfigError
 from polymux.memory.backing import HostBacking
 from polymux.memory.base import HostBlocks
@@ -18,6 +17,7 @@ from polymux.memory.measure import bandwidth, limit_bytes
 from polymux.memory.plan import GIB, Plan, plan, size
 from polymux.memory.residency import MakeBlocks, Residency, Tenant, private_blocks
 from polymux.memory.runtime_cache.mapped import Mapping
+from polymux.memory_config import MemoryConfig
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from polymux.config import MemoryConfig
 from polymux.errors import ConfigError
+from polymux.memory_config import MemoryConfig
 
 GIB = 2**30
 STEPS = 30  # of a request, where strategies are compared that cost per request and per step

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from polymux.config import EngineConfig, MemoryConfig
+from polymux.config import EngineConfig
 from polymux.diffusion.tiling import enable_pieces
 from polymux.engine.diffusion_engine import DiffusionEngine
 from polymux.errors import ConfigError
 from polymux.loading import load_pipeline
 from polymux.media.wire import from_wire
+from polymux.memory_config import MemoryConfig
 from polymux.request import Finished
 from polymux.testing.tiny import TINY
 

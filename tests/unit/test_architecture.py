@@ -41,6 +41,7 @@ LAYERS = (
         "logs",
         "config",
         "server_config",
+        "memory_config",
         "attention",
         "step_caches",
         "knobs",

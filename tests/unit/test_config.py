@@ -9,9 +9,10 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from polymux.config import EngineConfig, LimitsConfig, MemoryConfig, ModelConfig, ProcessConfig, SchedulerConfig
+from polymux.config import EngineConfig, LimitsConfig, ModelConfig, ProcessConfig, SchedulerConfig
 from polymux.errors import ConfigError
 from polymux.knobs import build, field_type, groups_of, without_none
+from polymux.memory_config import MemoryConfig
 from polymux.server_config import ServerConfig
 
 GROUPS = [*groups_of(EngineConfig).values(), ServerConfig, *groups_of(ServerConfig).values()]

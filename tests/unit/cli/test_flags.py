@@ -11,8 +11,9 @@ import pytest
 from polymux.cli import generate, serve
 from polymux.cli.flags import Parser, add_group, flag_of, given
 from polymux.cli.input_files import FLAGS
-from polymux.config import EngineConfig, MemoryConfig
+from polymux.config import EngineConfig
 from polymux.knobs import Checked, build, field_type, groups_of, knob, without_none
+from polymux.memory_config import MemoryConfig
 from polymux.prompts import request_of
 from polymux.server_config import ServerConfig
 

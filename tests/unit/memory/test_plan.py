@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from polymux.config import MemoryConfig
 from polymux.errors import ConfigError
 from polymux.memory.plan import ACTIVATIONS, ACTIVATIONS_MOST, GIB, Part, Placement, Plan, plan, size, spread
+from polymux.memory_config import MemoryConfig
 
 ENCODER = Part("text_encoder", "encoder", 16 * GIB, (GIB // 2,) * 30)
 DENOISER = Part("transformer", "denoiser", 41 * GIB, (GIB * 2 // 3,) * 60)

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from polymux.config import MemoryConfig
 from polymux.errors import ConfigError
 from polymux.memory import exchange
 from polymux.memory.kept import Kept
 from polymux.memory.place import place
 from polymux.memory.plan import GIB
 from polymux.memory.residency import Residency, Tenant
+from polymux.memory_config import MemoryConfig
 
 from .toy import WIDTH, Toy, toy
 
