@@ -50,7 +50,7 @@ def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
 
 def beside(f: dataclasses.Field[Any]) -> dict[str, Any]:
     """The knobs without which this one is refused: switches, and one path."""
-    if f.name == "lora_scale":
+    if f.name in ("lora_scale", "lora_backend"):
         return {"lora_path": ("a-file",)}
     if f.name == "cache_config":
         return {"cache_backend": "first_block"}
