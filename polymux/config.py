@@ -22,6 +22,7 @@ import msgspec
 from polymux.attention import BACKENDS, AttentionConfig, AttentionSpec
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, build, knob
+from polymux.quantization_config import QuantizationConfig
 from polymux.server_config import AccessConfig, ServerConfig
 
 DTYPES = ("auto", "bf16", "fp16", "fp32")
@@ -295,12 +296,15 @@ class EngineConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
     attention: AttentionChoiceConfig = field(default_factory=AttentionChoiceConfig)
+    quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
     caches: CacheConfig = field(default_factory=CacheConfig)
     speech: SpeechConfig = field(default_factory=SpeechConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         memory = self.memory
+        if memory.dlo_enable_runtime_cache and any(spec.file for spec in self.quantization.choice.values()):
+            raise _conflict("gguf_file", "dlo_enable_runtime_cache", "the cache holds what is read from a checkpoint")
         if self.caches.threshold is not None:
             for name in memory.STRATEGIES[1:]:  # these may stream the blocks that the cache leaves out
                 if getattr(memory, name) not in (False, None):

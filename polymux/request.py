@@ -288,4 +288,5 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     dtype: str = "float32"
     parameters: int = 0
+    quantized: dict[str, str] = {}  # components whose linear layers keep their weights in few bits, and how
     storage: str = ""  # where the weights are, why, and what that costs

@@ -14,7 +14,7 @@ import torch
 from polymux.config import EngineConfig, ModelConfig, attention_choice
 from polymux.diffusion.adapters import Adapters
 from polymux.diffusion.attention import AttentionChoice, choose_attention
-from polymux.diffusion.component import Component, components_of
+from polymux.diffusion.component import Component, components_of, is_denoiser
 from polymux.diffusion.pipeline_call import declared_family
 from polymux.diffusion.step_cache import StepCache
 from polymux.diffusion.tiling import enable_pieces
@@ -27,6 +27,7 @@ from polymux.loading import auto_dtype, load_pipeline
 from polymux.memory.place import place
 from polymux.memory.residency import Residency, Tenant
 from polymux.memory.runtime_cache.mapped import Mapping
+from polymux.quantization.quantizer import Quantizer, check_is_quantized
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ class Model:
         """From a checkpoint; `given`: parts that it lacks. Raises CheckpointError, ConfigError."""
         dtype = auto_dtype(config.model.dtype, device)
         first = torch.device("cpu") if config.memory.offloads else device
-        cached = cached_loader(config)
-        pipeline = load_pipeline(config.model, first, dtype, components=dict(given), cached=cached)
+        quantizer = Quantizer(config.quantization.choice, device, is_denoiser)
+        cached = cached_loader(config, quantizer)
+        pipeline = load_pipeline(config.model, first, dtype, components=dict(given), cached=cached, quantizer=quantizer)
         if cached is None:
             return cls.of(config, pipeline, device)
         made = cls.of(config, pipeline, device, cached.mappings)
@@ -64,6 +66,7 @@ class Model:
         """Of a loaded pipeline. `mappings`: of components that are mapped from the runtime cache."""
         family = declared_family(pipeline)
         between = _between(config.model, family, device)
+        check_is_quantized(config.quantization.choice, pipeline.components)
         enable_pieces(pipeline.components, config.memory)
         components = tuple(components_of(pipeline.components.items(), family.denoisers))
         attention = choose_attention(*attention_choice(config.attention), components, device)
