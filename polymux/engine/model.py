@@ -27,6 +27,7 @@ from polymux.loading import auto_dtype, load_pipeline
 from polymux.memory.place import place
 from polymux.memory.residency import Residency, Tenant
 from polymux.memory.runtime_cache.mapped import Mapping
+from polymux.quantization.prequantized import check_movable
 from polymux.quantization.quantizer import Quantizer, check_is_quantized
 
 
@@ -53,6 +54,7 @@ class Model:
         quantizer = Quantizer(config.quantization.choice, device, is_denoiser)
         cached = cached_loader(config, quantizer)
         pipeline = load_pipeline(config.model, first, dtype, components=dict(given), cached=cached, quantizer=quantizer)
+        quantizer.report(pipeline.components)
         if cached is None:
             return cls.of(config, pipeline, device)
         made = cls.of(config, pipeline, device, cached.mappings)
@@ -72,6 +74,9 @@ class Model:
         attention = choose_attention(*attention_choice(config.attention), components, device)
         step_cache = StepCache.apply(config.caches.threshold, components)
         tenants = [Tenant(c.name, c.role, c.module, family.blocks if c.role == "denoiser" else ()) for c in components]
+        for strategy in (name for name in config.memory.STRATEGIES if getattr(config.memory, name)):
+            for component in components:
+                check_movable(component.name, component.module, strategy)
         weights = place(tenants, config.memory, device, mappings=dict(mappings or {}))
         for component in components:
             component.attach()

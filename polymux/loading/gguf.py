@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import struct
 from pathlib import Path
 
@@ -12,9 +11,6 @@ from polymux.errors import CheckpointError, ConfigError
 from polymux.loading.component import Part
 from polymux.loading.libraries import is_diffusers_model, reading
 from polymux.quantization.gguf import make_plain
-from polymux.quantization.quantizer import described
-
-log = logging.getLogger(__name__)
 
 MAGIC = b"GGUF"
 
@@ -36,13 +32,11 @@ def load_gguf(part: Part, file: Path, dtype: torch.dtype) -> torch.nn.Module:
             local_files_only=True,
         )
         _check_complete(file, who, model)
-        total = sum(isinstance(layer, torch.nn.Linear) for layer in model.modules())
         make_plain(model, dtype)
     # What diffusers notes to tell its own kind of layer from others.
     for note in ("hf_quantizer", "quantization_method"):
         if note in vars(model):
             delattr(model, note)
-    log.info("quantization: %s: %s", part.name, described(model, total))
     return model
 
 

@@ -152,6 +152,8 @@ def _load(parts: Sequence[Part], maker: Maker, ahead: ReadAhead, cached: CachedL
     models = [part for part in parts if part.has_weights]
     for part in models:
         maker.check(part)
+        if cached is not None and cached.wants(part) and maker.is_quantized(part):
+            logger.warning("runtime cache: %s: not cached: the checkpoint has it quantized", part.name)
     files = {part.name: file for part in models if (file := maker.gguf_file(part)) is not None}
     weights = {part.name: part.weights(maker.flags) for part in models if part.name not in files}
     variant = maker.flags.variant
@@ -161,7 +163,7 @@ def _load(parts: Sequence[Part], maker: Maker, ahead: ReadAhead, cached: CachedL
     for part in models:
         if part.name in files:
             made[part.name] = maker.load_file(part, files[part.name])
-        elif cached is not None and cached.wants(part):
+        elif cached is not None and cached.wants(part) and not maker.is_quantized(part):
             read_ahead = partial(ahead.queue, weights[part.name].files)
             made[part.name] = cached.load(part, weights[part.name], maker.dtype, maker.flags, read_ahead)
     rest = [part for part in models if part.name not in made]

@@ -92,6 +92,7 @@ class FP8(RowFormat):
             scale_a=scale,
             scale_b=self.scale(layer).t(),
             out_dtype=torch.bfloat16,
+            use_fast_accum=True,  # sums of products of eight bits: no worse, and faster
         )
 
 
@@ -136,3 +137,21 @@ class INT4:
     @staticmethod
     def _group(columns: int) -> int:
         return next(size for size in GROUPS if columns % size == 0)
+
+
+@dataclass(frozen=True)
+class MXFP8:
+    """fp8, a power of two as the scale for each 32 weights of a row. Only read, never made."""
+
+    name: ClassVar[str] = "mxfp8, weights only"
+
+    def pack(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        raise NotImplementedError("layers in mxfp8 come packed")
+
+    def unpack(self, layer: PackedLinear, dtype: torch.dtype) -> torch.Tensor:
+        codes = layer.get_parameter("codes").view(torch.float8_e4m3fn)
+        scale = torch.exp2(layer.get_parameter("scale").float() - 127).unsqueeze(-1)
+        return scaled(codes.view(*scale.shape[:-1], -1), scale, dtype).view(codes.shape)
+
+    def run(self, layer: PackedLinear, x: torch.Tensor) -> torch.Tensor:
+        return run_unpacked(layer, x)

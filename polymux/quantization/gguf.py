@@ -37,11 +37,16 @@ class GGUF:
 
 
 def unpacked(codes: torch.Tensor, kind: int, dtype: torch.dtype) -> torch.Tensor:
-    from diffusers.quantizers.gguf.utils import GGUFParameter, dequantize_gguf_tensor  # needs gguf, which is optional
+    """The matrix that a tensor of a GGUF file stands for. Scales in it are fp16, and so is what is computed with them,
+    unless more was asked for."""
+    from diffusers.quantizers.gguf.utils import GGML_QUANT_SIZES, dequantize_functions  # needs gguf, which is optional
     from gguf import GGMLQuantizationType
 
-    weight: torch.Tensor = dequantize_gguf_tensor(GGUFParameter(codes, quant_type=GGMLQuantizationType(kind)))
-    return weight.to(dtype)
+    number = GGMLQuantizationType(kind)
+    weights, nbytes = GGML_QUANT_SIZES[number]
+    between = torch.float32 if dtype == torch.float32 else None
+    blocks = dequantize_functions[number](codes.view(-1, nbytes), weights, nbytes, between)
+    return blocks.reshape(*codes.shape[:-1], -1).to(dtype)
 
 
 def make_plain(model: torch.nn.Module, dtype: torch.dtype) -> None:

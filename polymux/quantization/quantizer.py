@@ -8,6 +8,7 @@ here.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from polymux.quantization.bnb import BnB4
 from polymux.quantization.formats import FP8, INT4, INT8
 from polymux.quantization.layer import Format, PackedLinear, pack_linear, replace_layer
 from polymux.quantization.requirements import check_spec, lack_for_dynamic
-from polymux.quantization.selection import choose_layers, linear_layers
+from polymux.quantization.selection import choose_layers
 from polymux.quantization_config import DENOISERS, Choice, QuantizationSpec
 
 log = logging.getLogger(__name__)
@@ -84,12 +85,9 @@ class Quantizer:
         formats = {path: plan.format if plan.fits(layer) else plan.other for path, layer in layers.items()}
         if not any(formats.values()):
             raise self._refusal(f"{name}: none of its layers has a shape that {spec.method} takes")
-        total = len(linear_layers(module))
         for path, format in formats.items():
             if format is not None:
                 replace_layer(module, path, pack_linear(layers.pop(path), format, self.device))
-        if next(module.parameters()).device.type != "meta":
-            log.info("quantization: %s: %s", name, described(module, total, plan.reason))
 
     def identity(self, name: str) -> str | None:
         """What determines the bytes of a component beside its files and the code."""
@@ -97,6 +95,14 @@ class Quantizer:
         if spec is None:
             return None
         return f"{spec.method}, without {sorted(spec.ignored_layers)}" if spec.ignored_layers else spec.method
+
+    def report(self, components: Mapping[str, object]) -> None:
+        """Log what is kept how, of all that is there: also what a checkpoint had quantized already."""
+        for name, module in components.items():
+            if isinstance(module, torch.nn.Module) and formats_in(module):
+                spec = self.spec_for(name)
+                reason = None if spec is None or spec.method == "gguf" else self._plan(spec).reason
+                log.info("quantization: %s: %s", name, described(module, reason))
 
     def _blocks(self, name: str, module: torch.nn.Module) -> list[str]:
         is_denoiser = name in self.family.denoisers or self._is_denoiser(name)
@@ -130,12 +136,11 @@ def check_is_quantized(choice: Choice, components: Mapping[str, object]) -> None
             raise ConfigError(f"quantization: {what} was loaded without it: load it by its name", param="quantization")
 
 
-def described(module: torch.nn.Module, total: int, reason: str | None = None) -> str:
-    """What runs, for people. `total`: linear layers that the module has."""
+def described(module: torch.nn.Module, reason: str | None = None) -> str:
+    """What runs, for people. `reason`: why it is not more."""
+    total = sum(isinstance(layer, torch.nn.Linear) for layer in module.modules())
     packed = [layer for layer in module.modules() if isinstance(layer, PackedLinear)]
-    kinds = {layer.format.name: 0 for layer in packed}
-    for layer in packed:
-        kinds[layer.format.name] += 1
+    kinds = Counter(layer.format.name for layer in packed)
     counts = "; ".join(f"{number} of {total} linear layers in {kind}" for kind, number in kinds.items())
     full = sum(layer.in_features * layer.out_features * layer.dtype.itemsize for layer in packed)
     now = sum(p.nbytes for layer in packed for n, p in layer.named_parameters() if n != "bias")
