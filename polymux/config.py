@@ -303,8 +303,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         memory = self.memory
-        if memory.dlo_enable_runtime_cache and any(spec.file for spec in self.quantization.choice.values()):
-            raise _conflict("gguf_file", "dlo_enable_runtime_cache", "the cache holds what is read from a checkpoint")
+        self.quantization.check_files(
+            {
+                "dlo_enable_runtime_cache": memory.dlo_enable_runtime_cache,
+                "load_format dummy": self.model.load_format == "dummy",
+            }
+        )
         if self.caches.threshold is not None:
             for name in memory.STRATEGIES[1:]:  # these may stream the blocks that the cache leaves out
                 if getattr(memory, name) not in (False, None):

@@ -93,6 +93,15 @@ class QuantizationConfig(Checked):
             raise ConfigError("--quantization gguf needs --gguf-file", param="quantization")
         _ = self.choice
 
+    def check_files(self, others: Mapping[str, bool]) -> None:
+        """Raise ConfigError if there are GGUF files beside one of these settings: they take weights from elsewhere."""
+        for name, is_set in others.items():
+            if is_set and any(spec.file for spec in self.choice.values()):
+                flag = name.replace("_", "-")
+                raise ConfigError(
+                    f"--gguf-file and --{flag} exclude each other: weights come from one place", param="gguf_file"
+                )
+
     @property
     def choice(self) -> Choice:
         """What is asked for; empty: nothing. Raises ConfigError."""

@@ -9,6 +9,8 @@ import torch
 
 from polymux.errors import CheckpointError, ConfigError
 from polymux.loading.component import Part
+from polymux.loading.empty import empty_diffusers_model
+from polymux.loading.index import read_json
 from polymux.loading.libraries import is_diffusers_model, reading
 from polymux.quantization.gguf import make_plain
 
@@ -24,14 +26,16 @@ def load_gguf(part: Part, file: Path, dtype: torch.dtype) -> torch.nn.Module:
     from diffusers import GGUFQuantizationConfig  # only there if gguf is, which is optional
 
     with reading(f"{file}: {who}"):
-        model: torch.nn.Module = part.cls.from_single_file(
-            str(file),
-            config=str(part.folder),
-            quantization_config=GGUFQuantizationConfig(compute_dtype=dtype),
-            dtype=dtype,
-            local_files_only=True,
-        )
-        _check_complete(file, who, model)
+        try:
+            model: torch.nn.Module = part.cls.from_single_file(
+                str(file),
+                config=str(part.folder),
+                quantization_config=GGUFQuantizationConfig(compute_dtype=dtype),
+                dtype=dtype,
+                local_files_only=True,
+            )
+        except NotImplementedError:  # from torch, which is to move a tensor that got no value
+            raise CheckpointError(f"{file}: {who}: {_missing(part, file)}") from None
         make_plain(model, dtype)
     # What diffusers notes to tell its own kind of layer from others.
     for note in ("hf_quantizer", "quantization_method"):
@@ -51,8 +55,14 @@ def _check_file(file: Path) -> None:
         raise CheckpointError(f"{file}: not a GGUF file of version 2 or 3")
 
 
-def _check_complete(file: Path, who: str, model: torch.nn.Module) -> None:
-    missing = [name for name, tensor in model.named_parameters() if tensor.device.type == "meta"]
-    if missing:
-        more = f" (and {len(missing) - 1} more tensors)" if len(missing) > 1 else ""
-        raise CheckpointError(f"{file}: {who}: tensor {missing[0]!r} is missing{more}")
+def _missing(part: Part, file: Path) -> str:
+    """What the model needs and the file lacks; its tensors may have other names than the model's."""
+    from gguf import GGUFReader
+
+    held = {tensor.name for tensor in GGUFReader(str(file)).tensors}
+    config = read_json(part.folder / "config.json")
+    needed = empty_diffusers_model(part.cls, config, torch.float32).state_dict().keys()
+    missing = sorted(needed - held)
+    if len(missing) == len(needed):
+        return "it lacks tensors that the model needs"
+    return f"tensor {missing[0]!r} is missing" + (f" (and {len(missing) - 1} more)" if len(missing) > 1 else "")

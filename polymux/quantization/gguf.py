@@ -45,7 +45,7 @@ def unpacked(codes: torch.Tensor, kind: int, dtype: torch.dtype) -> torch.Tensor
     number = GGMLQuantizationType(kind)
     weights, nbytes = GGML_QUANT_SIZES[number]
     between = torch.float32 if dtype == torch.float32 else None
-    blocks = dequantize_functions[number](codes.view(-1, nbytes), weights, nbytes, between)
+    blocks: torch.Tensor = dequantize_functions[number](codes.view(-1, nbytes), weights, nbytes, between)
     return blocks.reshape(*codes.shape[:-1], -1).to(dtype)
 
 

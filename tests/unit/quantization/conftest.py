@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
+from quantized_engines import write_gguf
 from safetensors.torch import load_file
 
 from polymux.config import ModelConfig
 from polymux.loading import resolve
+from polymux.memory import exchange
 
 
 @pytest.fixture(scope="session")
@@ -33,18 +34,7 @@ def demo_gguf(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return get
 
 
-def write_gguf(file: Path, state: dict[str, torch.Tensor], kind: str) -> None:
-    from gguf import GGMLQuantizationType, GGUFWriter, quants
-
-    number = GGMLQuantizationType[kind]
-    writer = GGUFWriter(str(file), "test")
-    for name, tensor in state.items():
-        array = tensor.float().numpy()
-        if array.ndim == 2 and array.shape[1] % 32 == 0 and "blocks" in name:
-            writer.add_tensor(name, quants.quantize(array, number), raw_dtype=number)
-        else:
-            writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+@pytest.fixture
+def swap_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny weights are weights too."""
+    monkeypatch.setattr(exchange, "SMALL", 64)
