@@ -9,7 +9,7 @@ from polymux.memory.runtime_cache import CacheSettings, RuntimeCache
 from polymux.quantization.quantizer import Quantizer
 
 
-def cached_loader(config: EngineConfig, quantizer: Quantizer) -> CachedLoader | None:
+def cached_loader(config: EngineConfig, quantizer: Quantizer | None = None) -> CachedLoader | None:
     """What loads the denoisers, and has them quantized, if the runtime cache is asked for."""
     memory = config.memory
     if not memory.dlo_enable_runtime_cache:

@@ -67,6 +67,7 @@ class ModelAbilities(BaseModel):
     merges: bool = Field(description="whether requests are batched")
     dtype: str
     parameters: int
+    quantized: dict[str, str] = Field(description="components whose weights are kept in few bits, and how")
 
 
 class Model(BaseModel):
@@ -149,4 +150,5 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         merges=can.merges,
         dtype=can.dtype,
         parameters=can.parameters,
+        quantized=can.quantized,
     )
