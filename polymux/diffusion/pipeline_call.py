@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from diffusers.loaders.lora_base import LoraBaseMixin
 
+from polymux.diffusion.features import features_in
 from polymux.diffusion.media_arguments import RATES, SOUNDS, media_arguments
 from polymux.diffusion.preview import no_previews
 from polymux.diffusion.rates import UNKNOWN_SOUND, SoundShape, fps_of
@@ -171,6 +172,7 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         device=str(next((p.device for p in weights), "cpu")),
         dtype=str(next((p.dtype for p in weights if p.is_floating_point()), "")).removeprefix("torch."),
         parameters=sum(map(weight_count, parts.values())),
+        features=features_in(pipeline, family, "partial_images" not in refused),
         quantized={n: " and ".join(kinds) for n, m in parts.items() if (kinds := formats_in(m))},
     )
 

@@ -9,6 +9,7 @@ share a memory, whatever order calls run in. Calls of such a component must not 
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -43,7 +44,7 @@ class StepCache:
         if threshold is None:
             return cache
         denoisers = [component for component in components if component.role == "denoiser"]
-        problems = {component.name: _problem(component.module) for component in denoisers}
+        problems = {component.name: hindrance(component.module) for component in denoisers}
         if all(problems.values()):
             reasons = "; ".join(f"{name}: {reason}" for name, reason in problems.items()) or "there is no denoiser"
             raise ConfigError(f"--cache-backend first_block: {reasons}", param="cache_backend")
@@ -145,7 +146,7 @@ class _Cached:
         self.module.disable_cache()
 
 
-def _problem(module: torch.nn.Module) -> str | None:
+def hindrance(module: torch.nn.Module) -> str | None:
     """Why diffusers' hooks do not fit this denoiser; None: they do."""
     kind = type(module).__name__
     if not isinstance(module, CacheMixin):
@@ -164,3 +165,9 @@ def _problem(module: torch.nn.Module) -> str | None:
     if len(with_text) > 1:  # what the last block returns cannot be compared with what the first one does
         return f"some blocks of {kind} return text and picture apart and some do not, which diffusers' hooks cannot mix"
     return None
+
+
+def names_branches(pipeline: object) -> bool:
+    """Whether the pipeline's own code opens cache contexts. Of modular pipelines nobody knows before they run."""
+    functions = [inspect.unwrap(value) for value in vars(type(pipeline)).values() if inspect.isfunction(value)]
+    return any("cache_context" in function.__code__.co_names for function in functions)

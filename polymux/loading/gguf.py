@@ -12,7 +12,7 @@ from polymux.loading.component import Part
 from polymux.loading.empty import empty_diffusers_model
 from polymux.loading.index import read_json
 from polymux.loading.libraries import is_diffusers_model, reading
-from polymux.quantization.gguf import make_plain
+from polymux.quantization.gguf import is_read_for, make_plain
 
 MAGIC = b"GGUF"
 
@@ -21,7 +21,7 @@ def load_gguf(part: Part, file: Path, dtype: torch.dtype) -> torch.nn.Module:
     """The model on the host, its linear layers as in the file. Raises CheckpointError, ConfigError."""
     who = f"{part.name} ({part.cls.__name__})"
     _check_file(file)
-    if not is_diffusers_model(part.cls) or not hasattr(part.cls, "from_single_file"):
+    if not is_diffusers_model(part.cls) or not is_read_for(part.cls):
         raise ConfigError(f"gguf_file={str(file)!r}: diffusers reads no such files for {who}", param="gguf_file")
     from diffusers import GGUFQuantizationConfig  # only there if gguf is, which is optional
 

@@ -69,5 +69,12 @@ def make_plain(model: torch.nn.Module, dtype: torch.dtype) -> None:
             module.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
 
 
+def is_read_for(cls: type) -> bool:
+    """Whether diffusers knows the names that tensors of such a model have in single files."""
+    from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
+
+    return any(base.__name__ in SINGLE_FILE_LOADABLE_CLASSES for base in cls.__mro__)
+
+
 def is_installed() -> bool:
     return importlib.util.find_spec("gguf") is not None

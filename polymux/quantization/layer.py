@@ -79,7 +79,8 @@ def pack_linear(linear: torch.nn.Linear, format: Format, device: torch.device) -
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8)
+    # A copy: a tensor that counts as contiguous may have strides, of dimensions of size one, that `view` does not take.
+    return tensor.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def replace_layer(module: torch.nn.Module, path: str, layer: torch.nn.Module) -> None:

@@ -44,6 +44,7 @@ def choose_layers(
         if _is_inside(path, module, blocks)
         and not any(matches(path, pattern) for pattern in ignored)
         and layer.weight.dtype == dtype
+        and layer.weight.numel() > 0
         and id(layer.weight) not in tied
     }
     if not chosen:
@@ -51,6 +52,12 @@ def choose_layers(
         why = "it is quantized already" if packed else f"it has no linear layer to quantize: {_some(every)}"
         raise ConfigError(f"quantization: {name} ({type(module).__name__}): {why}", param="quantization")
     return chosen
+
+
+def may_be_quantized(module: torch.nn.Module, blocks: Sequence[str]) -> bool:
+    """Whether it has linear layers that would be chosen, or are quantized already."""
+    layers = (path for path, layer in module.named_modules() if type(layer) in (torch.nn.Linear, PackedLinear))
+    return any(_is_inside(path, module, blocks) for path in layers)
 
 
 def matches(path: str, pattern: str) -> bool:

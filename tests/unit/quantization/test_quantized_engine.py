@@ -48,6 +48,8 @@ def test_memory_is_smaller_and_what_runs_is_told(caplog: pytest.LogCaptureFixtur
     assert small.described.quantized == {"transformer": "int4, weights only", "text_encoder": "int8, weights only"}
     assert (plain.described.quantized, small.described.parameters) == ({}, plain.described.parameters)
     assert small.described.dtype == "float32"
+    assert {"quantization", "gguf", "lora", "first_block", "layerwise_offload"} < set(plain.described.features)
+    assert small.described.features == plain.described.features
     assert "quantization: transformer: 28 of 34 linear layers in int4, weights only; their weights take" in caplog.text
 
 

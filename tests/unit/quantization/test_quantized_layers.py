@@ -111,6 +111,14 @@ def test_inputs_are_quantized_token_by_token(format: FP8 | INT8) -> None:
     assert torch.equal(layer(inputs()[1:2]), layer(inputs())[1:2]), "what else is in the batch does not matter"
 
 
+def test_one_output_or_one_input() -> None:
+    for shape in ((16, 1), (1, 1), (1, 16)):
+        odd = torch.nn.Linear(*shape).requires_grad_(False)
+        odd.weight.data = torch.randn(1, 16)[:, : shape[0]].expand(shape[1], shape[0])
+        for format in (FP8(False), INT8(False), BnB4("nf4")):
+            assert pack_linear(odd, format, CPU)(torch.ones(2, shape[0])).shape == (2, shape[1])
+
+
 def test_a_row_of_zeros() -> None:
     for code, largest in ((torch.int8, 127.0), (torch.float8_e4m3fn, 448.0)):
         codes, scale = quantized_rows(torch.zeros(2, 16), code, largest)
