@@ -1,6 +1,7 @@
 """Log lines on stderr, as text or as JSON. Whatever a record says, it cannot look like two.
 
-Knows no loggers' names but the package's own, and those that cry wolf. What is logged, and that it holds no secrets, is up to who logs.
+Knows no loggers' names but the package's own, and those that cry wolf. What is logged, and that it holds no secrets, is
+up to who logs.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from polymux.config import LogConfig
 
 FIELDS = "polymux_fields"  # of a record: `extra={FIELDS: {...}}`, the parts of its message by name
 
-# Their warnings mean nothing here: bitsandbytes, which diffusers imports where it is installed, misses on a CPU a kernel
-# that nobody has asked for.
+# Their warnings mean nothing here: bitsandbytes, which diffusers imports where it is installed, misses on a CPU a
+# kernel that nobody has asked for.
 CRY_WOLF = ("bitsandbytes",)
 
 # Everything that moves the cursor or ends a line somewhere; \n is treated apart.

@@ -28,7 +28,7 @@ from polymux.memory.place import place
 from polymux.memory.residency import Residency, Tenant
 from polymux.memory.runtime_cache.mapped import Mapping
 from polymux.quantization.prequantized import check_movable
-from polymux.quantization.quantizer import Quantizer, check_is_quantized
+from polymux.quantization.quantizer import Quantizer
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,6 @@ class Model:
         quantizer = Quantizer(config.quantization.choice, device, is_denoiser)
         cached = cached_loader(config, quantizer)
         pipeline = load_pipeline(config.model, first, dtype, components=dict(given), cached=cached, quantizer=quantizer)
-        quantizer.report(pipeline.components)
         if cached is None:
             return cls.of(config, pipeline, device)
         made = cls.of(config, pipeline, device, cached.mappings)
@@ -68,7 +67,10 @@ class Model:
         """Of a loaded pipeline. `mappings`: of components that are mapped from the runtime cache."""
         family = declared_family(pipeline)
         between = _between(config.model, family, device)
-        check_is_quantized(config.quantization.choice, pipeline.components)
+        quantizer = Quantizer(config.quantization.choice, device, is_denoiser)
+        quantizer.family = family
+        quantizer.check_applied(pipeline.components)
+        quantizer.report(pipeline.components)
         enable_pieces(pipeline.components, config.memory)
         components = tuple(components_of(pipeline.components.items(), family.denoisers))
         attention = choose_attention(*attention_choice(config.attention), components, device)

@@ -96,6 +96,15 @@ class Quantizer:
             return None
         return f"{spec.method}, without {sorted(spec.ignored_layers)}" if spec.ignored_layers else spec.method
 
+    def check_applied(self, components: Mapping[str, object]) -> None:
+        """Raise ConfigError if something was chosen for a pipeline that somebody else has loaded, as it is."""
+        modules = {name: part for name, part in components.items() if isinstance(part, torch.nn.Module)}
+        absent = [name for name in self._choice if name is not DENOISERS and name not in modules]
+        plain = [name for name, module in modules.items() if self.spec_for(name) and not formats_in(module)]
+        if absent or plain:
+            what = [*absent, *plain][0]
+            raise self._refusal(f"{what} was loaded without it: load the pipeline by its name")
+
     def report(self, components: Mapping[str, object]) -> None:
         """Log what is kept how, of all that is there: also what a checkpoint had quantized already."""
         for name, module in components.items():
@@ -124,16 +133,6 @@ class Quantizer:
     @staticmethod
     def _refusal(message: str) -> ConfigError:
         return ConfigError(f"quantization: {message}", param="quantization")
-
-
-def check_is_quantized(choice: Choice, components: Mapping[str, object]) -> None:
-    """Raise ConfigError if something was chosen for a pipeline that somebody else has loaded, as it is."""
-    modules = {name: part for name, part in components.items() if isinstance(part, torch.nn.Module)}
-    quantized = [name for name, module in modules.items() if formats_in(module)]
-    for name in choice:
-        if not quantized or (name is not DENOISERS and name not in quantized):
-            what = "the pipeline" if name is DENOISERS else name
-            raise ConfigError(f"quantization: {what} was loaded without it: load it by its name", param="quantization")
 
 
 def described(module: torch.nn.Module, reason: str | None = None) -> str:

@@ -18,7 +18,8 @@ WIDEST = 2**16  # columns that a kernel holds at once
 
 def quantized_rows(x: torch.Tensor, code: torch.dtype, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
     """(rows, columns) as codes, and their scales (rows, 1) in fp32."""
-    if x.device.type == "cuda" and x.shape[1] <= WIDEST and importlib.util.find_spec("triton") is not None:
+    # A compiler makes one pass of it by itself, and cannot look into other people's kernels.
+    if x.device.type == "cuda" and x.shape[1] <= WIDEST and not torch.compiler.is_compiling() and _has_triton():
         return _in_one_pass(x.contiguous(), code, largest)
     scale = x.abs().amax(-1, keepdim=True).float().clamp_(min=SMALLEST) / largest
     codes = (x / scale).clamp_(-largest, largest)
@@ -33,6 +34,11 @@ def _in_one_pass(x: torch.Tensor, code: torch.dtype, largest: float) -> tuple[to
         width = 1 << (columns - 1).bit_length()
         _kernel()[(rows,)](x, codes, scale, columns, largest, SMALLEST, not code.is_floating_point, width)
     return codes, scale
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache

@@ -161,3 +161,10 @@ def test_shapes_are_known_without_weights(format: Format) -> None:
         empty = pack_linear(torch.nn.Linear(96, 48), format, torch.device("meta"))
     shapes = {n: (p.shape, p.dtype) for n, p in real.named_parameters()}
     assert {n: (p.shape, p.dtype) for n, p in empty.named_parameters()} == shapes
+
+
+@pytest.mark.parametrize("format", [*FORMATS, *DYNAMIC], ids=lambda f: f.name)
+def test_a_compiler_can_look_into_a_layer(format: Format) -> None:
+    layer = pack_linear(linear(), format, CPU)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    assert close(compiled(inputs()), layer(inputs()), 1e-5)
