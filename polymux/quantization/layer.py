@@ -55,10 +55,21 @@ class PackedLinear(torch.nn.Linear):
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]  # a Linear's is a parameter
         """Made anew each time: for what looks at a layer from outside. What is written into it is lost."""
+        if self._is_away:
+            nothing = torch.full((), float("nan"), dtype=self.dtype, device=self.get_parameter("codes").device)
+            return nothing.expand(self.out_features, self.in_features)
         return self.format.unpack(self, self.dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self._is_away:
+            return F.linear(input, self.weight.to(input.dtype), self.bias)
         return self.format.run(self, input)
+
+    @property
+    def _is_away(self) -> bool:
+        """Whether its bytes are not on the device now: then there is one for all of them. A plain layer's weight is NaN
+        then, so that what is computed with it by mistake does not pass for a result."""
+        return not any(self.get_parameter("codes").stride())
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.format.name}"

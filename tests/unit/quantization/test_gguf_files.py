@@ -45,7 +45,8 @@ def test_offload_adapters_and_sleep(
     pictures = []
     for flags in ({}, {"enable_cpu_offload": True}, {"enable_layerwise_offload": True}):
         at = engine(folder, gguf_file=(f"transformer={tmp_path / 'q.gguf'}",), **flags)
-        pictures.append([picture(at), picture(at, lora=lora), picture(at)])
+        with_it = picture(at, lora=lora)  # while nothing of the denoiser is on the device yet
+        pictures.append([picture(at), with_it, picture(at)])
         at.sleep(1)
         at.wake_up()
         assert apart(picture(at, lora=lora), pictures[-1][1]) == 0

@@ -83,6 +83,18 @@ def test_offload_adapters_and_sleep(
     assert np.corrcoef(effect.ravel(), there.ravel())[0, 1] > 0.7, "the adapter does what it does without"
 
 
+@pytest.mark.parametrize("method", ["int4", "nf4"])
+def test_an_adapter_of_the_first_request_under_offload(
+    method: str, tiny_checkpoint: Callable[..., Path], tiny_lora: Callable[[str], Path], swap_all: None
+) -> None:
+    """The layers that it is put beside are not on the device yet."""
+    folder, lora = tiny_checkpoint("qwen-image"), tiny_lora("qwen-image")
+    at = engine(folder, quantization=method, enable_cpu_offload=True)
+    got = picture(at, lora=lora)
+    at.close()
+    assert apart(got, picture(engine(folder, quantization=method), lora=lora)) <= ROUNDING
+
+
 def test_the_runtime_cache_keeps_what_is_quantized(tmp_path: Path) -> None:
     cache = {
         "enable_distributed_layerwise_offload": True,

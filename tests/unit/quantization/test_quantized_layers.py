@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from polymux.memory.layout import image_of, let_go
 from polymux.quantization.bnb import BnB4, make_plain
 from polymux.quantization.formats import FP8, INT4, INT8, MXFP8
 from polymux.quantization.gguf import GGUF
@@ -161,6 +162,13 @@ def test_shapes_are_known_without_weights(format: Format) -> None:
         empty = pack_linear(torch.nn.Linear(96, 48), format, torch.device("meta"))
     shapes = {n: (p.shape, p.dtype) for n, p in real.named_parameters()}
     assert {n: (p.shape, p.dtype) for n, p in empty.named_parameters()} == shapes
+
+
+@pytest.mark.parametrize("format", [*FORMATS, *DYNAMIC], ids=lambda f: f.name)
+def test_a_layer_that_is_not_on_the_device_has_no_result(format: Format) -> None:
+    layer = pack_linear(linear(), format, CPU)
+    let_go(layer, image_of(layer.named_parameters()), CPU)
+    assert layer.weight.shape == (48, 96) and layer.weight.isnan().all() and layer(inputs()).isnan().all()
 
 
 @pytest.mark.parametrize("format", [*FORMATS, *DYNAMIC], ids=lambda f: f.name)
