@@ -1,6 +1,7 @@
 """What a setting costs in quality, and what it gains in memory and time: the same seeds with and without it.
 
     python bench/quality.py [--model demo] [--settings SETTING ...] [--steps 20] [--prompts 4] [--size 256] [--dummy]
+    python bench/quality.py --real-size qwen-image --size 1024 --steps 10 --prompts 1
 
 A setting is a method of quantization (fp8, int8, int4, nf4, fp4) or a JSON object with any of `Omni`'s arguments, such
 as '{"diffusion_quantization_config": {"transformer": {"method": "int8", "activation_scheme": "dynamic"}}}'. The plain
@@ -16,12 +17,15 @@ import argparse
 import gc
 import json
 import math
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from real_size import MODELS, make_model
 from report import Clock, Table, save
 from torch.nn import functional as F
 
@@ -119,7 +123,17 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=256, help="0: the pipeline's own")
     parser.add_argument("--frames", type=int, default=0, help="of a video; 0: the pipeline's own")
     parser.add_argument("--dummy", action="store_true", help="random weights: memory and time are those of the model")
+    parser.add_argument(
+        "--real-size", choices=sorted(MODELS), help="in place of a model: its size, with random weights"
+    )
     args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if args.real_size is not None:
+            args.model, args.dummy = str(make_model(args.real_size, Path(folder))), True
+        compare(args)
+
+
+def compare(args: argparse.Namespace) -> None:
     plain = measure({}, args)
     table = Table("Quality", ("setting", "what runs", "PSNR", "SSIM", "weights MiB", "peak MiB", "ratio"))
     table.add(setting="plain", weights_MiB=plain.weights, peak_MiB=plain.peak, ratio=1.0)
@@ -136,7 +150,7 @@ def main() -> None:
             peak_MiB=made.peak,
             ratio=plain.seconds / made.seconds,
         )
-    save("quality.json", [table], model=args.model, steps=args.steps, size=args.size)
+    save("quality.json", [table], model=args.real_size or args.model, steps=args.steps, size=args.size)
 
 
 if __name__ == "__main__":

@@ -66,9 +66,9 @@ class Maker:
         return place(part.name, load_gguf(part, file, self.dtype), self.device)
 
     def make_up(self, part: Part) -> torch.nn.Module:
-        if self._chosen(part) is None:
-            return dummy_model(part, self.device, self.dtype)
-        return self._quantized(part, dummy_model(part, HOST, self.dtype))
+        """On the device in any case: its random numbers are its own."""
+        model = dummy_model(part, self.device, self.dtype)
+        return model if self._chosen(part) is None else self._quantized(part, model)
 
     def _load_quantized(self, part: Part, weights: Weights, own: object) -> torch.nn.Module:
         """What the checkpoint has quantized, in plain tensors where that is known how."""
