@@ -23,6 +23,7 @@ from polymux.attention import BACKENDS, AttentionConfig, AttentionSpec
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, build, conflict, flag_of, knob
 from polymux.memory_config import MemoryConfig
+from polymux.quantization_config import QuantizationConfig
 from polymux.server_config import AccessConfig, ServerConfig
 from polymux.step_caches import StepCacheSettings
 
@@ -218,12 +219,22 @@ class EngineConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
     attention: AttentionChoiceConfig = field(default_factory=AttentionChoiceConfig)
+    quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
     caches: CacheConfig = field(default_factory=CacheConfig)
     speech: SpeechConfig = field(default_factory=SpeechConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         memory = self.memory
+        self.quantization.check_files(
+            {
+                "dlo_enable_runtime_cache": memory.dlo_enable_runtime_cache,
+                "load_format dummy": self.model.load_format == "dummy",
+            }
+        )
+        if self.adapters.distills and self.quantization.choice:
+            asked = next(f.name for f in dataclasses.fields(self.quantization) if getattr(self.quantization, f.name))
+            raise conflict("lora_backend", asked, "nothing can be added to weights that are packed")
         if self.adapters.distills and memory.dlo_enable_runtime_cache:
             raise conflict("lora_backend", "dlo_enable_runtime_cache", "the cache keeps the checkpoint's own weights")
         if self.caches.steps is not None:

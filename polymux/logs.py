@@ -1,6 +1,7 @@
 """Log lines on stderr, as text or as JSON. Whatever a record says, it cannot look like two.
 
-Knows no loggers' names but the package's own. What is logged, and that it holds no secrets, is up to who logs.
+Knows no loggers' names but the package's own, and those that cry wolf. What is logged, and that it holds no secrets, is
+up to who logs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from polymux.config import LogConfig
 
 FIELDS = "polymux_fields"  # of a record: `extra={FIELDS: {...}}`, the parts of its message by name
 
+# Their warnings mean nothing here: bitsandbytes, which diffusers imports where it is installed, misses on a CPU a
+# kernel that nobody has asked for.
+CRY_WOLF = ("bitsandbytes",)
+
 # Everything that moves the cursor or ends a line somewhere; \n is treated apart.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -27,6 +32,8 @@ def configure(config: LogConfig) -> None:
     root = logging.getLogger()
     root.setLevel(logging.WARNING)
     logging.getLogger("polymux").setLevel(config.log_level.upper())
+    for name in CRY_WOLF:
+        logging.getLogger(name).setLevel(logging.ERROR)
     ours = [handler for handler in root.handlers if isinstance(handler, Stderr)]
     if not ours:
         ours = [Stderr()]

@@ -288,4 +288,6 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     dtype: str = "float32"
     parameters: int = 0
+    features: tuple[str, ...] = ()  # what of polymux it can have, by the names in docs/compatibility.md
+    quantized: dict[str, str] = {}  # components whose linear layers keep their weights in few bits, and how
     storage: str = ""  # where the weights are, why, and what that costs

@@ -7,15 +7,16 @@ and nothing of the models behind them.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from polymux.cli.compatibility import compatibility, listed
 from polymux.families import all_families, all_generate_families
 from polymux.families.base import Family, Padding
 from polymux.families.generate import GenerateFamily
 from polymux.request import Modality
 
 HELP = "list the families of models that are known, and what each supports"
-USAGE = "polymux models [--pipelines | --markdown]"
+USAGE = "polymux models [--pipelines | --features | --markdown | --compatibility]"
 
 _HEADINGS = ("FAMILY", "MAKES", "TASKS", "MERGED", "NOT MERGED, BECAUSE")
 _ROLES = ("encoder", "denoiser", "decoder")
@@ -53,7 +54,9 @@ or codec that is a model of its own (`--vocoder`). Other models of transformers 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--pipelines", action="store_true", help="list the pipeline classes of each family too")
+    how.add_argument("--features", action="store_true", help="list what each family can have too")
     how.add_argument("--markdown", action="store_true", help="print all of it as a Markdown document")
+    how.add_argument("--compatibility", action="store_true", help="print which family can have what, in Markdown")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,21 +64,27 @@ def run(arguments: argparse.Namespace) -> int:
     sounding = sorted(all_generate_families(), key=lambda family: family.name)
     if arguments.markdown:
         lines = _markdown(families, sounding)
+    elif arguments.compatibility:
+        lines = compatibility(families, sounding)
     else:
-        lines = _text(families, sounding, with_pipelines=arguments.pipelines)
+        every: list[Family | GenerateFamily] = [*families, *sounding]
+        more: Mapping[str, Sequence[str]] = {}
+        if arguments.pipelines:
+            more = {f.name: f.pipelines for f in families} | {f.name: f.models for f in sounding}
+        elif arguments.features:
+            more = {f.name: [listed(f)] for f in every}
+        lines = _text(every, more)
     print("\n".join(lines))
     return 0
 
 
-def _text(families: Sequence[Family], sounding: Sequence[GenerateFamily], with_pipelines: bool) -> Iterator[str]:
-    every: list[Family | GenerateFamily] = [*families, *sounding]
-    rows = [_HEADINGS, *((f.name, f.modality, ", ".join(f.tasks), _merged(f), _reason(f)) for f in every)]
+def _text(families: Sequence[Family | GenerateFamily], more: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """A table; `more`: lines below each family, by its name."""
+    rows = [_HEADINGS, *((f.name, f.modality, ", ".join(f.tasks), _merged(f), _reason(f)) for f in families)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    pipelines: list[tuple[str, ...]] = [(), *(f.pipelines for f in families), *(f.models for f in sounding)]
-    for row, names in zip(rows, pipelines, strict=True):
+    for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        if with_pipelines:
-            yield from (f"    {name}" for name in names)
+        yield from (f"    {line}" for line in more.get(row[0], ()))
     yield "\nAny other diffusers pipeline runs too, its requests interleaved, not merged."
 
 

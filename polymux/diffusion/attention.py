@@ -162,7 +162,7 @@ def _is_all_that_was_chosen(config: AttentionConfig) -> bool:
 
 def _described(component: Component, chosen: Counter[str]) -> str:
     """How many layers run on what, none left out."""
-    total, dispatching = len(list(_layers(component))), len(list(filter(_dispatches, _layers(component))))
+    total, dispatching = len(list(_layers(component.module))), len(list(filter(_dispatches, _layers(component.module))))
     counts = chosen + Counter({"diffusers' default": dispatching - chosen.total()})
     counts += Counter({"kernels of their own": total - dispatching})
     return ", ".join(f"{number} of {total} layers on {what}" for what, number in counts.items())
@@ -172,7 +172,7 @@ def _set(choice: AttentionChoice, config: AttentionConfig, component: Component,
     """The layers of one component; how many have got which kernel."""
     dtype, found = component.weights.probe_dtype or torch.float32, dict[str, str]()
     counts: Counter[str] = Counter()
-    for layer in filter(_dispatches, _layers(component)):
+    for layer in filter(_dispatches, _layers(component.module)):
         spec = config.for_role(_role(layer) if config.per_role else None)
         if spec is None:
             continue
@@ -183,9 +183,14 @@ def _set(choice: AttentionChoice, config: AttentionConfig, component: Component,
     return counts
 
 
-def _layers(component: Component) -> Iterator[Any]:
+def _layers(module: torch.nn.Module) -> Iterator[Any]:
     """In diffusers, what computes the attention of a layer is its processor, whatever class the layer is of."""
-    return (module for module in component.module.modules() if getattr(module, "processor", None) is not None)
+    return (layer for layer in module.modules() if getattr(layer, "processor", None) is not None)
+
+
+def goes_through_dispatcher(module: torch.nn.Module) -> bool:
+    """Whether a backend can be chosen for any of a denoiser's attention layers."""
+    return any(map(_dispatches, _layers(module)))
 
 
 def _dispatches(layer: Any) -> bool:
@@ -203,14 +208,14 @@ def _role(layer: Any) -> Role:
 
 def _check_roles_met(config: AttentionConfig, source: str, denoisers: Sequence[Component]) -> None:
     if config.per_role:
-        there = {_role(layer) for component in denoisers for layer in filter(_dispatches, _layers(component))}
+        there = {_role(layer) for component in denoisers for layer in filter(_dispatches, _layers(component.module))}
         for role in config.per_role:
             if role not in there:
                 raise _refusal(f"{source}: per_role: this model has no {role}-attention")
 
 
 def _default(component: Component) -> str:
-    if not any(map(_dispatches, _layers(component))):
+    if not goes_through_dispatcher(component.module):
         return "its own, which does not go through diffusers' dispatcher"
     active, _ = _AttentionBackendRegistry.get_active_backend()
     return f"{AttentionBackendName(active).value}, diffusers' default; no other was chosen"

@@ -206,3 +206,8 @@ def components_of(parts: Iterable[tuple[str, object]], denoisers: tuple[str, ...
 
 def role_of(name: str) -> Role:
     return next((role for prefix, role in ROLES if name.startswith(prefix)), "encoder")
+
+
+def is_denoiser(name: str) -> bool:
+    """By its name."""
+    return role_of(name) == "denoiser"

@@ -16,6 +16,7 @@ from polymux.config import AdapterConfig
 from polymux.diffusion.tuned import TunedLayers
 from polymux.errors import ConfigError, InvalidRequestError
 from polymux.loading.lora import LoRAFile, find_lora
+from polymux.quantization.layer import PackedLinear
 from polymux.request import LoRARequest
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,10 @@ def fuse(pipeline: Any, config: AdapterConfig) -> None:
     Raises ConfigError.
     """
     check_takes_lora(pipeline)
+    for name, module in _modules(pipeline).items():
+        if hasattr(module, "hf_quantizer") or any(isinstance(layer, PackedLinear) for layer in module.modules()):
+            what = f"--lora-backend distill: the weights of {name} are quantized in the checkpoint"
+            raise ConfigError(f"{what}, and nothing can be added to them; use peft", param="lora_backend")
     several = hasattr(pipeline, DENOISERS[1])
     for asked in standing(config):
         if (asked.component is not None) != several:
@@ -86,13 +91,17 @@ def fuse(pipeline: Any, config: AdapterConfig) -> None:
 
 def _fuse(pipeline: Any, file: LoRAFile, asked: LoRARequest) -> None:
     inject(pipeline, file, asked.component, "fused")
-    modules = {n: part for n, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
+    modules = _modules(pipeline)
     layers = {f"{name}.{path}" for name, module in modules.items() for path in _layers_with(module, "fused")}
     check_match(pipeline, file, layers)
     tuned = sorted({layer.partition(".")[0] for layer in layers})
     pipeline.fuse_lora(components=tuned, lora_scale=asked.scale, adapter_names=["fused"])
     pipeline.unload_lora_weights()  # leaves the plain layers, with their new weights
     log.info("lora %s: fused into %d layers of %s at %g", file.path.name, len(layers), ", ".join(tuned), asked.scale)
+
+
+def _modules(pipeline: Any) -> dict[str, torch.nn.Module]:
+    return {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
 
 
 def _layers_with(module: torch.nn.Module, name: str) -> Iterable[str]:

@@ -14,12 +14,15 @@ from typing import Any
 import torch
 from diffusers.loaders.lora_base import LoraBaseMixin
 
+from polymux.diffusion.features import features_in
 from polymux.diffusion.media_arguments import RATES, SOUNDS, media_arguments
 from polymux.diffusion.preview import no_previews
 from polymux.diffusion.rates import UNKNOWN_SOUND, SoundShape, fps_of
 from polymux.errors import InvalidRequestError
 from polymux.families import family_of
 from polymux.families.base import UNKNOWN, Family
+from polymux.quantization.layer import weight_count
+from polymux.quantization.quantizer import formats_in
 from polymux.request import Capabilities, Modality, OmniDiffusionSamplingParams, Request
 
 # Sampling fields and the names under which pipelines take them, in order of preference.
@@ -130,7 +133,8 @@ def _integers(defaults: Iterable[tuple[str, Any]]) -> dict[str, int]:
 
 def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
     """What the loaded pipeline can do."""
-    modules = [m for m in pipeline.components.values() if isinstance(m, torch.nn.Module)]
+    parts = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
+    weights = [p for module in parts.values() for p in module.parameters()]
     refused = _refused(pipeline, family, shape)
     media = {n: MEDIA[n] for n in shape.accepted if n in MEDIA} | dict(family.media + family.optional_media)
     media = {name: most for name, most in media.items() if name not in refused}
@@ -165,9 +169,11 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         variations=family.variations,
         merges="denoiser" in family.merge,
         lora=isinstance(pipeline, LoraBaseMixin),
-        device=str(next((p.device for m in modules for p in m.parameters()), "cpu")),
-        dtype=str(next((p.dtype for m in modules for p in m.parameters()), "")).removeprefix("torch."),
-        parameters=sum(p.numel() for m in modules for p in m.parameters()),
+        device=str(next((p.device for p in weights), "cpu")),
+        dtype=str(next((p.dtype for p in weights if p.is_floating_point()), "")).removeprefix("torch."),
+        parameters=sum(map(weight_count, parts.values())),
+        features=features_in(pipeline, family, "partial_images" not in refused),
+        quantized={n: " and ".join(kinds) for n, m in parts.items() if (kinds := formats_in(m))},
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from polymux.config import EngineConfig, runtime_cache_dir
-from polymux.diffusion.component import role_of
+from polymux.diffusion.component import is_denoiser
 from polymux.loading import CachedLoader
 from polymux.memory.runtime_cache import CacheSettings, RuntimeCache
+from polymux.quantization.quantizer import Quantizer
 
 
-def cached_loader(config: EngineConfig) -> CachedLoader | None:
-    """What loads the denoisers, if the runtime cache is asked for."""
+def cached_loader(config: EngineConfig, quantizer: Quantizer | None = None) -> CachedLoader | None:
+    """What loads the denoisers, and has them quantized, if the runtime cache is asked for."""
     memory = config.memory
     if not memory.dlo_enable_runtime_cache:
         return None
@@ -21,4 +22,4 @@ def cached_loader(config: EngineConfig) -> CachedLoader | None:
         verify_full=memory.dlo_runtime_cache_verify == "full",
         threads=config.model.num_weight_load_threads,
     )
-    return CachedLoader(RuntimeCache(settings), lambda name: role_of(name) == "denoiser", label=config.model.model)
+    return CachedLoader(RuntimeCache(settings), is_denoiser, label=config.model.model, quantizer=quantizer)

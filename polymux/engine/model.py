@@ -14,7 +14,7 @@ import torch
 from polymux.config import EngineConfig, ModelConfig, attention_choice
 from polymux.diffusion.adapters import Adapters
 from polymux.diffusion.attention import AttentionChoice, choose_attention
-from polymux.diffusion.component import Component, components_of
+from polymux.diffusion.component import Component, components_of, is_denoiser
 from polymux.diffusion.lora_weights import fuse
 from polymux.diffusion.pipeline_call import declared_family
 from polymux.diffusion.step_cache import StepCache
@@ -28,6 +28,8 @@ from polymux.loading import auto_dtype, load_pipeline
 from polymux.memory.place import place
 from polymux.memory.residency import Residency, Tenant
 from polymux.memory.runtime_cache.mapped import Mapping
+from polymux.quantization.prequantized import check_movable
+from polymux.quantization.quantizer import Quantizer
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,9 @@ class Model:
         """From a checkpoint; `given`: parts that it lacks. Raises CheckpointError, ConfigError."""
         dtype = auto_dtype(config.model.dtype, device)
         first = torch.device("cpu") if config.memory.offloads else device
-        cached = cached_loader(config)
-        pipeline = load_pipeline(config.model, first, dtype, components=dict(given), cached=cached)
+        quantizer = Quantizer(config.quantization.choice, device, is_denoiser)
+        cached = cached_loader(config, quantizer)
+        pipeline = load_pipeline(config.model, first, dtype, components=dict(given), cached=cached, quantizer=quantizer)
         if cached is None:
             return cls.of(config, pipeline, device)
         made = cls.of(config, pipeline, device, cached.mappings)
@@ -67,11 +70,18 @@ class Model:
         between = _between(config.model, family, device)
         if config.adapters.distills:
             fuse(pipeline, config.adapters)
+        quantizer = Quantizer(config.quantization.choice, device, is_denoiser)
+        quantizer.family = family
+        quantizer.check_applied(pipeline.components)
+        quantizer.report(pipeline.components)
         enable_pieces(pipeline.components, config.memory)
         components = tuple(components_of(pipeline.components.items(), family.denoisers))
         attention = choose_attention(*attention_choice(config.attention), components, device, family)
         step_cache = StepCache.apply(config.caches.steps, components, family)
         tenants = [Tenant(c.name, c.role, c.module, family.blocks if c.role == "denoiser" else ()) for c in components]
+        for strategy in (name for name in config.memory.STRATEGIES if getattr(config.memory, name)):
+            for component in components:
+                check_movable(component.name, component.module, strategy)
         weights = place(tenants, config.memory, device, mappings=dict(mappings or {}))
         for component in components:
             component.attach()

@@ -37,6 +37,7 @@ from polymux.families import (
     z_image,
 )
 from polymux.families.base import UNKNOWN, Family
+from polymux.families.features import FEATURES, features_by_pipeline
 from polymux.families.generate import GenerateFamily
 
 _MODULES = (
@@ -91,6 +92,13 @@ def all_families() -> tuple[Family, ...]:
 def family_of(pipeline: str) -> Family:
     """The family of a pipeline class; `UNKNOWN`, with conservative defaults, if none declares it."""
     return _BY_PIPELINE.get(pipeline, UNKNOWN)
+
+
+def features_of(family: Family) -> dict[str, bool | None]:
+    """By name, whether the family's pipelines have it; None: some of them."""
+    held = [features_by_pipeline().get(pipeline, ()) for pipeline in family.pipelines]
+    counts = {name: sum(name in features for features in held) for name in FEATURES}
+    return {name: None if 0 < count < len(held) else count > 0 for name, count in counts.items()}
 
 
 def all_generate_families() -> tuple[GenerateFamily, ...]:

@@ -30,6 +30,7 @@ from polymux.memory.layout import bind, layout_of
 from polymux.memory.runtime_cache import Content, Entry, Identity, RuntimeCache, Turn, source_files
 from polymux.memory.runtime_cache.mapped import Mapping
 from polymux.memory.runtime_cache.packing import check_fits, file_layout, reader
+from polymux.quantization.quantizer import Quantizer
 from polymux.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -42,10 +43,16 @@ class CachedLoader:
     from it takes it over."""
 
     def __init__(
-        self, cache: RuntimeCache, is_denoiser: Callable[[str], bool], *, label: str, making: torch.device = HOST
+        self,
+        cache: RuntimeCache,
+        is_denoiser: Callable[[str], bool],
+        *,
+        label: str,
+        making: torch.device = HOST,
+        quantizer: Quantizer | None = None,
     ) -> None:
         """`is_denoiser`: by a component's name, where the family does not say so. `label`: the model's name, for
-        people. `making`: where random weights are made."""
+        people. `making`: where random weights are made. `quantizer`: of what is cached, which is quantized then."""
         self.family = UNKNOWN  # until it is known
         self.mappings: dict[str, Mapping] = {}
         self.queries = self.hits = 0  # components that were looked for in the cache, and were there
@@ -53,6 +60,7 @@ class CachedLoader:
         self._is_denoiser = is_denoiser
         self._label = label
         self._making = making
+        self._quantizer = quantizer or Quantizer({}, HOST, is_denoiser)
 
     def wants(self, part: Part) -> bool:
         return part.has_weights and (part.name in self.family.denoisers or self._is_denoiser(part.name))
@@ -64,7 +72,9 @@ class CachedLoader:
 
         def load() -> torch.nn.Module:
             read_ahead()
-            return load_model(part, weights, HOST, dtype, flags)
+            model = load_model(part, weights, HOST, dtype, flags)
+            self._quantizer.apply(part.name, model, dtype)
+            return model
 
         names = {path for path in part.folder.iterdir() if path.suffix in (".json", ".py")}
         return self._load(part, dtype, [*weights.files, *sorted(names)], None, load)
@@ -72,9 +82,13 @@ class CachedLoader:
     def make_up(self, part: Part, dtype: torch.dtype) -> torch.nn.Module:
         """A component with random weights."""
         made_up = f"seed {SEED}, deviation {STD}, on {self._making.type}"
-        return self._load(
-            part, dtype, [part.folder / "config.json"], made_up, lambda: dummy_model(part, self._making, dtype)
-        )
+
+        def load() -> torch.nn.Module:
+            model = dummy_model(part, self._making, dtype)
+            self._quantizer.apply(part.name, model, dtype)
+            return model
+
+        return self._load(part, dtype, [part.folder / "config.json"], made_up, load)
 
     def _load(
         self,
@@ -95,16 +109,18 @@ class CachedLoader:
         if not blocks:
             logger.warning("runtime cache: %s: not cached: which of its parts are blocks is not known", part.name)
             return place(part.name, load(), HOST)
+        self._quantizer.apply(part.name, empty, dtype)
 
         def identity() -> Identity:
             # Whatever else comes to change a component's tensors between the files and the end of `load` (adapters that
-            # are fused, quantization, a tensor-parallel part) must be named here as well.
+            # are fused, a tensor-parallel part) must be named here as well.
             return Identity(
                 model_class=f"{part.cls.__module__}.{part.cls.__qualname__}",
                 sources=source_files(part.folder, files),
                 libraries=_libraries(),
                 blocks=tuple(blocks),
                 dtype=str(dtype).removeprefix("torch."),
+                quantization=self._quantizer.identity(part.name),
                 made_up=made_up,
             )
 

@@ -68,7 +68,7 @@ def load_parts(config: EngineConfig, device: torch.device) -> tuple[GenerateFami
 def check_settings(config: EngineConfig, family: GenerateFamily) -> None:
     """Raises ConfigError for settings that cannot act on a model of this family."""
     why = f"acts only on pipelines of diffusers, and {family.name} is a model of transformers"
-    for group in (config.memory, config.adapters, config.attention, config.caches):
+    for group in (config.memory, config.adapters, config.attention, config.quantization, config.caches):
         check_unchanged(group, why)
     check_unchanged(config.model, why, _OF_PIPELINES)
     check_unchanged(config.scheduler, why, ("max_batched_tokens",))  # nothing is merged

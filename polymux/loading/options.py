@@ -26,7 +26,7 @@ REFUSED = {
     "offload_folder": _PLACED,
     "offload_state_dict": _PLACED,
     "low_cpu_mem_usage": _PLACED,
-    "quantization_config": "quantizing while loading is not supported; a checkpoint that is quantized already is",
+    "quantization_config": "use the setting diffusion_quantization_config",
     "custom_pipeline": "code is taken from the checkpoint's own folder only, with trust_remote_code",
     "custom_revision": "code is taken from the checkpoint's own folder only, with trust_remote_code",
     "load_connected_pipeline": "give the folder of one pipeline",

@@ -21,15 +21,16 @@ from polymux.errors import CheckpointError, ConfigError
 from polymux.families import family_of
 from polymux.loading.cached import CachedLoader
 from polymux.loading.classic import ClassicPlan
-from polymux.loading.component import Part, load_model, load_plain, place
-from polymux.loading.dummy import dummy_model
+from polymux.loading.component import Part, load_plain, place
 from polymux.loading.index import PipelineIndex, read_index
 from polymux.loading.libraries import code_class, pipeline_class, quiet, reading
+from polymux.loading.maker import Maker
 from polymux.loading.modular import ModularPlan
 from polymux.loading.options import LoadFlags, LoadOptions, parse_options
 from polymux.loading.readahead import ReadAhead
 from polymux.loading.source import fetch_component, resolve
 from polymux.loading.weights import Weights
+from polymux.quantization.quantizer import Quantizer
 
 logger = logging.getLogger(__name__)
 
@@ -52,26 +53,32 @@ def load_pipeline(
     *,
     components: Mapping[str, object] | None = None,
     cached: CachedLoader | None = None,
+    quantizer: Quantizer | None = None,
 ) -> Pipeline:
     """Load a pipeline: every component on `device`, in eval mode, without gradients and progress bars.
 
     `components` are ready-made ones by name, used in place of the checkpoint's. `cached` loads the denoisers, by way of
-    the runtime cache; they are on the host, so `device` must be the CPU. Raises CheckpointError if the checkpoint is
-    missing, incomplete or inconsistent, and ConfigError if the settings ask for what cannot be.
+    the runtime cache; they are on the host, so `device` must be the CPU. `quantizer` says what is quantized. Raises
+    CheckpointError if the checkpoint is missing, incomplete or inconsistent, and ConfigError if the settings ask for
+    what cannot be.
     """
     start = time.perf_counter()
     options = parse_options(config.diffusers_load_kwargs, components)
     folder = resolve(config)
     with quiet():
         plan = _plan(folder, config, options)
+        family = family_of(plan.class_name)
         if cached is not None:
-            cached.family = family_of(plan.class_name)
+            cached.family = family
+        maker = Maker(device, dtype, options.flags, quantizer or Quantizer({}, device, lambda name: False))
+        maker.quantizer.family = family
+        maker.quantizer.check_names([part.name for part in plan.parts if part.has_weights], options.given)
         if config.load_format == "dummy":
-            made = _make_up(plan.parts, device, dtype, cached)
+            made = _make_up(plan.parts, maker, cached)
         else:
             threads = config.num_weight_load_threads if config.enable_multithread_weight_load else 0
             with ReadAhead(threads) as ahead:
-                made = _load(plan.parts, device, dtype, options.flags, ahead, cached)
+                made = _load(plan.parts, maker, ahead, cached)
         pipeline = plan.assemble(made)
         pipeline.set_progress_bar_config(disable=True)
         for name, component in pipeline.components.items():
@@ -125,45 +132,45 @@ def _class_of(index: PipelineIndex, flags: LoadFlags) -> type:
     return found
 
 
-def _make_up(
-    parts: Sequence[Part], device: torch.device, dtype: torch.dtype, cached: CachedLoader | None
-) -> dict[str, object]:
+def _make_up(parts: Sequence[Part], maker: Maker, cached: CachedLoader | None) -> dict[str, object]:
     made: dict[str, object] = {}
     for part in parts:
         if not part.has_weights:
             made[part.name] = load_plain(part)
         elif cached is not None and cached.wants(part):
-            made[part.name] = cached.make_up(part, dtype)
+            made[part.name] = cached.make_up(part, maker.dtype)
         else:
-            made[part.name] = dummy_model(part, device, dtype)
+            made[part.name] = maker.make_up(part)
     return made
 
 
-def _load(
-    parts: Sequence[Part],
-    device: torch.device,
-    dtype: torch.dtype,
-    flags: LoadFlags,
-    ahead: ReadAhead,
-    cached: CachedLoader | None,
-) -> dict[str, object]:
+def _load(parts: Sequence[Part], maker: Maker, ahead: ReadAhead, cached: CachedLoader | None) -> dict[str, object]:
     """Check all files of all parts, then load the parts in order, reading one ahead.
 
     What the cache may have is not read ahead: it says itself when its files are needed.
     """
-    weights = {part.name: part.weights(flags) for part in parts if part.has_weights}
-    if flags.variant is not None and all(w.variant is None for w in weights.values()):
-        raise CheckpointError(f"no component has weights of the variant {flags.variant!r}")
+    models = [part for part in parts if part.has_weights]
+    for part in models:
+        maker.check(part)
+        if cached is not None and cached.wants(part) and maker.is_quantized(part):
+            logger.warning("runtime cache: %s: not cached: the checkpoint has it quantized", part.name)
+    files = {part.name: file for part in models if (file := maker.gguf_file(part)) is not None}
+    weights = {part.name: part.weights(maker.flags) for part in models if part.name not in files}
+    variant = maker.flags.variant
+    if variant is not None and all(w.variant is None for w in weights.values()):
+        raise CheckpointError(f"no component has weights of the variant {variant!r}")
     made: dict[str, object] = {part.name: load_plain(part) for part in parts if not part.has_weights}
-    if cached is not None:
-        for part in filter(cached.wants, parts):
-            files = weights[part.name].files
-            made[part.name] = cached.load(part, weights[part.name], dtype, flags, partial(ahead.queue, files))
-    models = [part for part in parts if part.name not in made]
-    _queue(ahead, weights, models[:1])
-    for number, part in enumerate(models, start=1):
-        _queue(ahead, weights, models[number : number + 1])
-        made[part.name] = load_model(part, weights[part.name], device, dtype, flags)
+    for part in models:
+        if part.name in files:
+            made[part.name] = maker.load_file(part, files[part.name])
+        elif cached is not None and cached.wants(part) and not maker.is_quantized(part):
+            read_ahead = partial(ahead.queue, weights[part.name].files)
+            made[part.name] = cached.load(part, weights[part.name], maker.dtype, maker.flags, read_ahead)
+    rest = [part for part in models if part.name not in made]
+    _queue(ahead, weights, rest[:1])
+    for number, part in enumerate(rest, start=1):
+        _queue(ahead, weights, rest[number : number + 1])
+        made[part.name] = maker.load(part, weights[part.name])
     return made
 
 

@@ -93,8 +93,7 @@ def set_tensor(module: torch.nn.Module, names: Iterable[str], value: torch.Tenso
     """Give the tensor with these names other memory."""
     made: torch.Tensor | None = None
     for name in names:
-        path, _, last = name.rpartition(".")
-        owner = module.get_submodule(path)
+        owner, last = _owner_of(module, name)
         old = tensor_at(module, name)
         if old.device.type != "meta":
             old.data = value
@@ -107,10 +106,20 @@ def set_tensor(module: torch.nn.Module, names: Iterable[str], value: torch.Tenso
 
 def tensor_at(module: torch.nn.Module, name: str) -> torch.Tensor:
     """The parameter or buffer at this path."""
-    path, _, last = name.rpartition(".")
-    tensor = getattr(module.get_submodule(path), last)
+    owner, last = _owner_of(module, name)
+    tensor = getattr(owner, last)
     assert isinstance(tensor, torch.Tensor)
     return tensor
+
+
+def _owner_of(module: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
+    """The module that has the tensor, and its name there. A layer that has got adapters stands behind the one that adds
+    them, which is at its path since."""
+    path, _, last = name.rpartition(".")
+    owner = module.get_submodule(path)
+    while last not in owner._parameters and last not in owner._buffers and "base_layer" in owner._modules:
+        owner = owner.get_submodule("base_layer")
+    return owner, last
 
 
 def align(size: int, unit: int) -> int:

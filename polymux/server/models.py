@@ -67,6 +67,8 @@ class ModelAbilities(BaseModel):
     merges: bool = Field(description="whether requests are batched")
     dtype: str
     parameters: int
+    features: list[str] = Field(description="what of polymux it can have, by the names in compatibility.md")
+    quantized: dict[str, str] = Field(description="components whose weights are kept in few bits, and how")
 
 
 class Model(BaseModel):
@@ -149,4 +151,6 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         merges=can.merges,
         dtype=can.dtype,
         parameters=can.parameters,
+        features=list(can.features),
+        quantized=can.quantized,
     )

@@ -15,6 +15,7 @@ import torch
 
 from polymux.config import EngineConfig
 from polymux.engine.diffusion_engine import DiffusionEngine
+from polymux.families.features import features_by_pipeline
 from polymux.loading import load_pipeline
 from polymux.memory import exchange
 from polymux.memory.block_stream import BlockStream
@@ -76,6 +77,9 @@ def test_family(name: str, tiny_checkpoint: Callable[..., Path], monkeypatch: py
     monkeypatch.setattr(exchange, "SMALL", 2**10)
     folder = tiny_checkpoint(name)
     plain = Run(name, folder, {})
+    described = plain.engine.described
+    found = features_by_pipeline()[described.pipeline]
+    assert found == described.features, "python -m polymux.testing.features makes the list"
     plain.engine.close()
     for strategy, flags in STRATEGIES.items():
         run = Run(name, folder, flags)

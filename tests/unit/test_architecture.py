@@ -31,6 +31,7 @@ LAYERS = (
     ("diffusion",),
     ("interpolation",),
     ("loading",),
+    ("quantization",),
     ("memory",),
     ("media", "families"),
     (
@@ -44,6 +45,7 @@ LAYERS = (
         "memory_config",
         "attention",
         "step_caches",
+        "quantization_config",
         "knobs",
         "request",
         "errors",
@@ -53,7 +55,7 @@ LAYERS = (
 RANK = {unit: rank for rank, row in enumerate(LAYERS) for unit in row}
 
 # They run in the API process; of the engine, only the modules at its border are imported there.
-WITHOUT_TORCH = {"cli", *LAYERS[2], *LAYERS[3], "orchestrator", *LAYERS[10], *LAYERS[11]}
+WITHOUT_TORCH = {"cli", *LAYERS[2], *LAYERS[3], "orchestrator", *LAYERS[-2], *LAYERS[-1]}
 TENSORS = ("torch", "diffusers", "transformers", "greenlet")
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60

@@ -14,7 +14,9 @@ from polymux.cli import bench, generate, models, serve, speak
 from polymux.cli.flags import Parser, flag_of
 from polymux.cli.main import main
 from polymux.config import EngineConfig
+from polymux.families import all_families
 from polymux.families.base import Family
+from polymux.families.features import FEATURES, features_by_pipeline
 from polymux.knobs import groups_of
 from polymux.omni_output import OmniRequestOutput
 from polymux.request import OmniDiffusionSamplingParams, SamplingParams
@@ -46,6 +48,19 @@ def test_families_are_the_declared_ones(capsys: pytest.CaptureFixture[str]) -> N
     """`polymux models --markdown > docs/families.md` makes it."""
     assert main(["models", "--markdown"]) == 0
     assert capsys.readouterr().out == page("families.md")
+
+
+def test_compatibility_is_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+    """`polymux models --compatibility > docs/compatibility.md` makes it."""
+    assert main(["models", "--compatibility"]) == 0
+    assert capsys.readouterr().out == page("compatibility.md")
+
+
+def test_every_declared_pipeline_was_looked_at() -> None:
+    """`python -m polymux.testing.features > polymux/families/features.json` looks."""
+    found = features_by_pipeline()
+    assert found.keys() == {pipeline for family in all_families() for pipeline in family.pipelines}
+    assert set().union(*found.values()) == set(FEATURES)
 
 
 def flags_of(command: object) -> set[str]:

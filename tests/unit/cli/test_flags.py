@@ -37,12 +37,16 @@ def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
         value = "https://another.example" if f.name == "public_url" else "another"
     elif f.name == "cors_allow_origins":
         return [flag, "https://a.example", "null"], ("https://a.example", "null")
+    elif f.name == "gguf_file":
+        return [flag, "transformer=a.gguf", "transformer_2=b.gguf"], ("transformer=a.gguf", "transformer_2=b.gguf")
     elif kind == tuple[str, ...]:
         return [flag, "10.0.0.0/8", "::1/128"], ("10.0.0.0/8", "::1/128")
     elif f.name == "diffusion_attention_config":
         value = {"per_role": {"cross": {"backend": "TORCH_SDPA"}}}
     elif f.name == "cache_config":
         value = {"threshold": 0.5}
+    elif f.name == "diffusion_quantization_config":
+        value = {"transformer": {"method": "int8", "ignored_layers": ["a"]}}
     else:
         value = {"a": [1, None, {"b": "c"}]}
     return [flag, json.dumps(value) if isinstance(value, dict) else str(value)], value

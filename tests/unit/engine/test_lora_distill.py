@@ -115,6 +115,10 @@ def test_two_denoisers_have_files_of_their_own(
         ({"lora_backend": "distill"}, "--lora-backend distill acts only with --lora-path"),
         ({"lora_backend": "fused", "lora_path": ("x",)}, "lora_backend='fused'"),
         (
+            {"lora_backend": "distill", "lora_path": ("x",), "quantization": "int8"},
+            "--lora-backend and --quantization exclude each other",
+        ),
+        (
             {
                 "lora_backend": "distill",
                 "lora_path": ("x",),

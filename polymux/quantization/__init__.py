@@ -1,0 +1,1 @@
+"""How a component's linear layers keep their weights and compute; pipelines, engines and memory do not notice."""
