@@ -70,6 +70,9 @@ class SamplingParams:
     """
 
     voice: str | None = None  # one of the model's own
+    ref_audio: Any = None  # (samples, samples per second) of a voice to speak with; travels as the request's medium
+    ref_text: str | None = None  # what is said in ref_audio
+    speaker_embedding: tuple[float, ...] | None = None  # a vector that stands for a voice, in place of `voice`
     language: str | None = None
     instructions: str | None = None  # how to speak
     speed: float | None = None  # 0.25..4: the finished sound is stretched in time, at the same pitch

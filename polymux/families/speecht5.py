@@ -30,9 +30,13 @@ class SpeechT5Adapter(Adapter):
         if count > most:
             raise InvalidRequestError(f"prompt: a sentence has {count} tokens: allowed are {most}", param="prompt")
         speaker = next(model.parameters()).new_zeros(1, model.config.speaker_embedding_dim)
-        vector = parts.voices.get(wish.voice or "")
+        given = wish.params.speaker_embedding
+        if given is not None and len(given) != speaker.numel():
+            what = f"speaker_embedding has {len(given)} values: the model's voices have {speaker.numel()}"
+            raise InvalidRequestError(what, param="speaker_embedding")
+        vector = parts.voices.get(wish.voice or "") if given is None else given
         if vector is not None:
-            speaker.copy_(speaker.new_tensor(vector.reshape(1, -1)))
+            speaker.copy_(speaker.new_tensor(vector).reshape(1, -1))
         own = {"threshold": _THRESHOLD, "minlenratio": _SHORTEST, "maxlenratio": _LONGEST} | wish.params.extra_args
         arguments = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask, **own}
         steps = max(int(count * own["maxlenratio"] / model.config.reduction_factor), 1)
@@ -55,7 +59,8 @@ SPEECHT5 = GenerateFamily(
     precise=True,
     steps=("speecht5.decoder.wrapped_decoder.forward",),
     decoders=("vocoder",),
-    arguments=SPEECH,
+    arguments=(*SPEECH, "speaker_embedding"),
+    unheard_because="their voices are vectors (x-vectors): give one as speaker_embedding",
     extra=("threshold", "minlenratio", "maxlenratio"),
 )
 
