@@ -26,7 +26,6 @@ _MOST_SHOWN = 20  # names in a message
 SPEEDS = (0.25, 4.0)
 MAX_RATE = 768_000  # samples per second of a sound that comes with a request
 REFERENCE = "ref_audio"  # the medium that a request to speak may have
-MAX_EMBEDDING = 8192  # values of a vector for a voice
 _ENGINE_FIELDS = {"seed", "extra_args", REFERENCE}  # answered by the engine for every model, or not a field on the wire
 FIELDS = tuple(f.name for f in dataclasses.fields(SamplingParams) if f.name not in _ENGINE_FIELDS)
 _RANGES: dict[str, tuple[float, float]] = {
@@ -105,7 +104,7 @@ def check_sampling(params: SamplingParams, capabilities: Capabilities, limits: L
             raise _refuse(name, chosen, f"allowed are {_shown(known)}")
     for name in ("instructions", "ref_text"):
         _check_text(name, getattr(params, name), limits)
-    _check_embedding(params)
+    _check_embedding(params, capabilities.embedding_size)
     for name, (low, high) in _RANGES.items():
         _check_number(name, getattr(params, name), low, high)
     _check_seconds(params, limits)
@@ -192,14 +191,14 @@ def _check_text(name: str, value: Any, limits: LimitsConfig) -> None:
         raise _refuse(name, value, "is empty")
 
 
-def _check_embedding(params: SamplingParams) -> None:
+def _check_embedding(params: SamplingParams, size: int | None) -> None:
     name, values = "speaker_embedding", params.speaker_embedding
     if values is None:
         return
     if not isinstance(values, (tuple, list)) or not all(_is_number(value) for value in values):
         raise _refuse(name, values, "must be a list of finite numbers")
-    if not 1 <= len(values) <= MAX_EMBEDDING:
-        raise InvalidRequestError(f"{name} has {len(values)} values: allowed are 1 to {MAX_EMBEDDING}", param=name)
+    if len(values) != size:
+        raise InvalidRequestError(f"{name} has {len(values)} values: the model's voices have {size}", param=name)
     if params.voice is not None:
         raise InvalidRequestError(f"{name}: cannot be combined with voice", param=name)
 

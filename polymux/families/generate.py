@@ -79,6 +79,10 @@ class Adapter:
         """The most new tokens that a request may ask for; None: it makes no tokens."""
         return None
 
+    def embedding_size(self, parts: Parts) -> int | None:
+        """Values of the vector that a request may give as a voice."""
+        return None
+
     def check(self, parts: Parts) -> str | None:
         """What a checkpoint like this lacks here, if it lacks something."""
         return None

@@ -17,6 +17,9 @@ class SpeechT5Adapter(Adapter):
     def sample_rate(self, parts: Parts) -> int:
         return int(parts.beside.config.sampling_rate)
 
+    def embedding_size(self, parts: Parts) -> int | None:
+        return int(parts.model.config.speaker_embedding_dim)
+
     def check(self, parts: Parts) -> str | None:
         size = parts.model.config.speaker_embedding_dim
         wrong = [f"{name} ({vector.size})" for name, vector in parts.voices.items() if vector.size != size]
@@ -31,9 +34,6 @@ class SpeechT5Adapter(Adapter):
             raise InvalidRequestError(f"prompt: a sentence has {count} tokens: allowed are {most}", param="prompt")
         speaker = next(model.parameters()).new_zeros(1, model.config.speaker_embedding_dim)
         given = wish.params.speaker_embedding
-        if given is not None and len(given) != speaker.numel():
-            what = f"speaker_embedding has {len(given)} values: the model's voices have {speaker.numel()}"
-            raise InvalidRequestError(what, param="speaker_embedding")
         vector = parts.voices.get(wish.voice or "") if given is None else given
         if vector is not None:
             speaker.copy_(speaker.new_tensor(vector).reshape(1, -1))

@@ -55,6 +55,8 @@ async def _serve(engine: EngineConfig, config: ServerConfig) -> int:
     listener = listen(config)
     if config.video.video_dir is not None:
         await state.videos.open()  # before the model loads: what is wrong with it should not take minutes
+    if config.voices.voice_store is not None:
+        state.voices.open()
     stop, hurry = _signals()
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     print(f"Listening on {_url(config, listener)}", flush=True)

@@ -152,7 +152,7 @@ def test_other_refusals(speaker: Server) -> None:
 
 def test_voices(speaker: Server) -> None:
     voices = speaker.http.get("/v1/audio/voices").json()
-    assert voices == {"voices": ["0", "1"], "default": "0", "languages": []}
+    assert voices == {"voices": ["0", "1"], "default": "0", "languages": [], "uploaded_voices": []}
     (model,) = speaker.http.get("/v1/models").json()["data"]
     assert model["capabilities"]["voices"] == ["0", "1"] and "speed" in model["capabilities"]["fields"]
     first, named, other = (say(speaker, voice=voice).content for voice in (None, {"id": "0"}, "1"))

@@ -15,7 +15,21 @@ from polymux.config import EngineConfig
 from polymux.errors import PolymuxError
 from polymux.knobs import groups_of
 from polymux.sampling import FIELDS as SAMPLING_FIELDS
-from polymux.server import audio, chat, errors, files, health, images, lora, models, playground, sleep, speech, videos
+from polymux.server import (
+    audio,
+    chat,
+    errors,
+    files,
+    health,
+    images,
+    lora,
+    models,
+    playground,
+    sleep,
+    speech,
+    videos,
+    voices,
+)
 from polymux.server.audio import AudioGenerationRequest
 from polymux.server.chat_protocol import ChatRequest
 from polymux.server.protocol import (
@@ -99,7 +113,7 @@ def test_every_flag_that_is_named_exists() -> None:
 
 def test_routes() -> None:
     state = ServerState(FakeOmni(), ServerConfig())
-    modules = (images, files, chat, videos, audio, speech, lora, models, sleep, health, playground)
+    modules = (images, files, chat, videos, audio, speech, voices, lora, models, sleep, health, playground)
     routes: list[Any] = [route for module in modules for route in module.routes(state).routes]
     found = {f"{method} {r.path}" for r in routes for method in r.methods if not r.path.startswith("/playground/")}
     documented = {
