@@ -286,6 +286,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     samples: bool = False  # takes SamplingParams, in place of those of diffusion
     voices: tuple[str, ...] = ()  # of a model that speaks; the first one speaks unless a request names another
     languages: tuple[str, ...] = ()  # that a request may name
+    speaker_marks: tuple[str, ...] = ()  # in a text, they say who speaks from there on
     embedding_size: int | None = None  # values of a vector that stands for a voice; None: it takes none
     max_new_tokens: int | None = None  # of one sentence, or of the whole sound if it does not speak
     extra: tuple[str, ...] = ()  # of the arguments, those that extra_args may hold, where that is known

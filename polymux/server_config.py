@@ -84,6 +84,9 @@ class HttpConfig(Checked):
         60.0, "seconds that a request's headers, and then its body, may take to arrive", minimum=0.1
     )
     send_timeout: float = knob(60.0, "seconds that a client may take nothing of its answer", minimum=0.1)
+    speech_idle_timeout: float = knob(
+        30.0, "seconds that a WebSocket for speech may stay open without a message when nothing is spoken", minimum=0.1
+    )
     request_timeout: float | None = knob(
         None,
         "seconds until a request that is not done is given up (default: only those of x-request-timeout)",

@@ -77,6 +77,7 @@ class GenerateModel:
             samples=True,
             voices=adapter.voices(parts) if family.speaks else (),
             languages=languages,
+            speaker_marks=adapter.speaker_marks(),
             embedding_size=adapter.embedding_size(parts),
             max_new_tokens=adapter.longest(parts, config.limits.max_audio_seconds),
             extra=family.extra,

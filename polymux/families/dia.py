@@ -32,6 +32,9 @@ class DiaAdapter(Adapter):
     def voices(self, parts: Parts) -> tuple[str, ...]:
         return SPEAKERS
 
+    def speaker_marks(self) -> tuple[str, ...]:
+        return tuple(f"[{speaker}]" for speaker in SPEAKERS)
+
     def sample_rate(self, parts: Parts) -> int:
         return int(parts.beside.config.sampling_rate)
 

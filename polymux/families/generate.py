@@ -79,6 +79,10 @@ class Adapter:
         """The most new tokens that a request may ask for; None: it makes no tokens."""
         return None
 
+    def speaker_marks(self) -> tuple[str, ...]:
+        """What says in a text who speaks from there on."""
+        return ()
+
     def embedding_size(self, parts: Parts) -> int | None:
         """Values of the vector that a request may give as a voice."""
         return None

@@ -20,6 +20,8 @@ from polymux.server import (
     playground,
     sleep,
     speech,
+    speech_batch,
+    speech_socket,
     videos,
     voices,
 )
@@ -45,7 +47,11 @@ def build_api(state: ServerState) -> FastAPI:
     """The routes, and nothing in front of them."""
     # No pages of FastAPI's own: they load foreign scripts.
     app = Api(title="polymux", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
-    for module in (images, files, chat, videos, audio, speech, voices, models, lora, sleep, health, playground):
+    for module in (
+        *(images, files, chat, videos, audio, speech, speech_batch, speech_socket, voices),
+        *(models, lora, sleep, health, playground),
+    ):
         app.include_router(module.routes(state))
+    app.add_api_websocket_route("/{path:path}", errors.no_such_socket)
     errors.install(app)
     return app

@@ -21,7 +21,7 @@ from polymux.errors import GenerationError, InvalidRequestError
 from polymux.media.audio import MEDIA_TYPES, AudioFormat
 from polymux.media.sound_stream import SoundStream
 from polymux.omni_output import OmniRequestOutput, samples_of
-from polymux.request import Capabilities, SamplingParams, SoundPiece
+from polymux.request import Capabilities, OutputChunk, Progress, SamplingParams, SoundPiece
 from polymux.server.audio import FILE, sound_answer
 from polymux.server.body import parse
 from polymux.server.byte_stream import ByteStream
@@ -38,6 +38,7 @@ _SCHEMA = {"content": {"application/json": {"schema": SpeechRequest.model_json_s
 _FILE_OR_EVENTS = FILE | {"content": FILE["content"] | STREAMED[200]["content"]}
 _DEFAULT: AudioFormat = "mp3"  # OpenAI's
 
+Heard = Progress | OutputChunk | SoundPiece | OmniRequestOutput
 Piece = tuple[bytes, OmniRequestOutput | None]  # the next bytes of the file; the last ones come with the output
 
 
@@ -73,7 +74,8 @@ async def _speech(
         return await asyncio.to_thread(sound_answer, output, format)
     if params.seed is None:  # the headers, which tell it, go out before the model's process has told one
         params = replace(params, seed=secrets.randbelow(2**32))
-    pieces = _pieces(state, request, body.input, params, format)
+    source = state.omni.stream(body.input, params, request_id=f"{request.state.request_id}-{uuid.uuid4().hex[:8]}")
+    pieces = pieces_of(while_connected(request, source), format)
     if how == "sse":
         return await stream(_events(pieces, format))
     first, _ = await anext(pieces)
@@ -91,13 +93,10 @@ def _streaming(body: SpeechRequest) -> str | None:
     return body.stream_format or ("audio" if body.stream else None)
 
 
-async def _pieces(
-    state: ServerState, request: Request, text: str, params: SamplingParams, format: AudioFormat
-) -> AsyncGenerator[Piece]:
-    """The bytes of the file as it grows. Raises PolymuxError."""
+async def pieces_of(source: AsyncGenerator[Heard], format: AudioFormat) -> AsyncGenerator[Piece]:
+    """The bytes of the file as it grows, of what `Generator.stream` gives; closes it. Raises PolymuxError."""
     file: SoundStream | None = None
-    source = state.omni.stream(text, params, request_id=f"{request.state.request_id}-{uuid.uuid4().hex[:8]}")
-    async with contextlib.aclosing(while_connected(request, source)) as events:
+    async with contextlib.aclosing(source) as events:
         async for event in events:
             if isinstance(event, SoundPiece):
                 samples = samples_of(event)
@@ -127,9 +126,12 @@ async def _events(pieces: AsyncGenerator[Piece], format: AudioFormat) -> AsyncGe
                 if new:
                     yield SpeechDelta(audio=base64.b64encode(new).decode(), response_format=format)
                 if output is not None:
-                    read, steps = output.metrics.text_tokens, output.metrics.steps
-                    usage = SpeechUsage(input_tokens=read, output_tokens=steps, total_tokens=read + steps)
-                    yield SpeechDone(usage=usage, seed=output.seeds[0])
+                    yield SpeechDone(usage=usage_of(output), seed=output.seeds[0])
+
+
+def usage_of(output: OmniRequestOutput) -> SpeechUsage:
+    read, steps = output.metrics.text_tokens, output.metrics.steps
+    return SpeechUsage(input_tokens=read, output_tokens=steps, total_tokens=read + steps)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,6 @@ BODY: dict[str, Any] = {
 }
 LIMITS = MediaLimits(file_bytes=10**8, pixels=10**6, frames=100, seconds=100)
 LONG = "one word more. " * 2000  # of half a minute of audio per hundred
-
-
-@pytest.fixture(scope="module")
-def speaker(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tiny_checkpoint("vits"), tmp_path_factory.mktemp("speaker"), "--max-num-seqs", "4") as running:
-        yield running
 
 
 def say(server: Server, **fields: Any) -> httpx.Response:
