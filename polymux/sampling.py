@@ -26,6 +26,7 @@ _MOST_SHOWN = 20  # names in a message
 SPEEDS = (0.25, 4.0)
 MAX_RATE = 768_000  # samples per second of a sound that comes with a request
 REFERENCE = "ref_audio"  # the medium that a request to speak may have
+HEARD = "audio"  # the medium of a request to write down what is said
 _ENGINE_FIELDS = {"seed", "extra_args", REFERENCE}  # answered by the engine for every model, or not a field on the wire
 FIELDS = tuple(f.name for f in dataclasses.fields(SamplingParams) if f.name not in _ENGINE_FIELDS)
 _RANGES: dict[str, tuple[float, float]] = {
@@ -78,6 +79,22 @@ def check_reference(request: Request, params: SamplingParams, capabilities: Capa
     if params.ref_text is None:
         why = f"{capabilities.pipeline} must know what is said in {REFERENCE}"
         raise InvalidRequestError(f"ref_text is missing: {why}", param="ref_text")
+
+
+def check_heard(request: Request, capabilities: Capabilities, limits: LimitsConfig) -> None:
+    """Raises InvalidRequestError unless there is one sound to listen to."""
+    given = request.media.get(HEARD, [])
+    if not given:
+        raise InvalidRequestError(f"{HEARD} is missing: {capabilities.pipeline} needs it", param=HEARD)
+    if len(given) != 1 or not _is_sound(given[0]):
+        what = "must be one sound of one channel or two, with its samples per second"
+        raise InvalidRequestError(f"{HEARD}: {what}", param=HEARD)
+    (sound,) = given
+    assert isinstance(sound, ArrayData) and sound.sample_rate is not None
+    seconds = sound.shape[1] / sound.sample_rate
+    if seconds > limits.max_input_audio_seconds:
+        allowed = f"allowed are {limits.max_input_audio_seconds:g} (--max-input-audio-seconds)"
+        raise InvalidRequestError(f"{HEARD}: {seconds:.2f} s: {allowed}", param=HEARD)
 
 
 def _is_sound(item: Any) -> bool:

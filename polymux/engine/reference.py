@@ -1,4 +1,4 @@
-"""The recording of a voice that a request brings, as models take it: one channel, at their own rate."""
+"""Sounds that a request brings, as models take them: one channel, at their own rate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 from polymux.errors import InvalidRequestError
 from polymux.families.generate import Reference
 from polymux.media.audio import Sound, resample
+from polymux.media.wire import Array
 from polymux.request import ArrayData, Request, SamplingParams
 from polymux.sampling import REFERENCE
 
@@ -19,14 +20,21 @@ def reference_of(request: Request, params: SamplingParams, sample_rate: int) -> 
     if given is None:
         return None
     (data,) = given
-    assert isinstance(data, ArrayData) and data.sample_rate is not None and params.ref_text is not None  # was checked
+    assert isinstance(data, ArrayData) and params.ref_text is not None  # was checked
+    return Reference(samples=mono_of(data, sample_rate, REFERENCE), text=params.ref_text.strip())
+
+
+def mono_of(data: ArrayData, sample_rate: int, param: str) -> Array:
+    """Float32 samples (samples,). Raises InvalidRequestError, with `param`, for samples that mean nothing."""
+    assert data.sample_rate is not None  # was checked
     samples = np.frombuffer(data.data, data.dtype).reshape(data.shape)
     if not np.isfinite(samples).all():
-        raise InvalidRequestError(f"{REFERENCE}: its samples are not all finite", param=REFERENCE)
+        raise InvalidRequestError(f"{param}: its samples are not all finite", param=param)
     floats = samples.astype(np.float32) / (_FULL if samples.dtype == np.int16 else 1)
     mono = floats.mean(axis=0, keepdims=True, dtype=np.float32)
     if data.sample_rate != sample_rate:
         mono = resample(Sound(mono, data.sample_rate), sample_rate)
     if not mono.shape[1]:
-        raise InvalidRequestError(f"{REFERENCE}: it is too short to be heard", param=REFERENCE)
-    return Reference(samples=np.ascontiguousarray(mono[0]), text=params.ref_text.strip())
+        raise InvalidRequestError(f"{param}: it is too short to be heard", param=param)
+    made: Array = np.ascontiguousarray(mono[0])
+    return made

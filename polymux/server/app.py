@@ -22,6 +22,7 @@ from polymux.server import (
     speech,
     speech_batch,
     speech_socket,
+    transcriptions,
     videos,
     voices,
 )
@@ -48,7 +49,7 @@ def build_api(state: ServerState) -> FastAPI:
     # No pages of FastAPI's own: they load foreign scripts.
     app = Api(title="polymux", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     for module in (
-        *(images, files, chat, videos, audio, speech, speech_batch, speech_socket, voices),
+        *(images, files, chat, videos, audio, speech, speech_batch, speech_socket, voices, transcriptions),
         *(models, lora, sleep, health, playground),
     ):
         app.include_router(module.routes(state))

@@ -23,6 +23,7 @@ class ModelLimits(BaseModel):
     max_num_frames: int
     max_audio_seconds: float = Field(description="of one sound")
     max_prompt_length: int = Field(description="characters")
+    max_input_audio_seconds: float = Field(description="of a sound that is to be written down")
     max_ref_audio_seconds: float = Field(description="of a recording of a voice to speak with")
     max_body_bytes: int
     max_total_body_bytes: int = Field(description="of all requests under way together")

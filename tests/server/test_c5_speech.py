@@ -140,6 +140,8 @@ def test_other_refusals(speaker: Server) -> None:
     assert say(speaker, model="other").status_code == 404
     assert error_of(say(speaker, stream=False, stream_format="sse"))["param"] == "stream_format"
     assert error_of(say(speaker, tone="x"))["param"] == "tone"
+    heard = speaker.http.post("/v1/audio/transcriptions", files={"file": ("a.wav", say(speaker).content)})
+    assert heard.status_code == 400 and error_of(heard)["param"] == "model"
     pictures = speaker.post({"model": MODEL, "prompt": "a"})
     assert pictures.status_code == 400 and error_of(pictures)["param"] == "model"
 

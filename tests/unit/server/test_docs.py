@@ -29,6 +29,7 @@ from polymux.server import (
     speech,
     speech_batch,
     speech_socket,
+    transcriptions,
     videos,
     voices,
 )
@@ -115,7 +116,7 @@ def test_every_flag_that_is_named_exists() -> None:
 
 def test_routes() -> None:
     state = ServerState(FakeOmni(), ServerConfig())
-    sounding = (audio, speech, speech_batch, speech_socket, voices)
+    sounding = (audio, speech, speech_batch, speech_socket, transcriptions, voices)
     modules = (images, files, chat, videos, *sounding, lora, models, sleep, health, playground)
     routes: list[Any] = [route for module in modules for route in module.routes(state).routes]
     routes = [route for route in routes if not route.path.startswith("/playground/")]
