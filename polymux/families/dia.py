@@ -5,6 +5,7 @@ With a recording, what is said there stands before the text, and its codes are t
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from typing import Any
@@ -81,7 +82,9 @@ class DiaAdapter(Adapter):
         signs = self._signs(parts)
         if "heard" in arguments:  # here, because it calls the codec
             text, samples = arguments.pop("text"), arguments.pop("heard")
-            made = parts.processor(text=[text], audio=[samples], padding=True, return_tensors="pt", **signs)
+            processor = copy.copy(parts.processor)
+            processor.audio_tokenizer = _Codec(parts.beside)
+            made = processor(text=[text], audio=[samples], padding=True, return_tensors="pt", **signs)
             arguments |= made.to(parts.model.device)
             begins = parts.processor.get_audio_prompt_len(arguments["decoder_attention_mask"], **signs)
         codes = parts.model.generate(**arguments)
@@ -93,6 +96,16 @@ class DiaAdapter(Adapter):
         names = ("eos_token_id", "pad_token_id", "bos_token_id")
         signs = {name: getattr(config.decoder_config, name) for name in names}
         return signs | {"delay_pattern": list(config.delay_pattern)}
+
+
+class _Codec:
+    """The codec as the processor knows it, which hands it sound in 32 bits, whatever its weights have."""
+
+    def __init__(self, codec: Any) -> None:
+        self._codec, self.config, self.device = codec, codec.config, codec.device
+
+    def encode(self, sound: Any) -> Any:
+        return self._codec.encode(sound.to(self._codec.dtype))
 
 
 def _with_words(text: str, said: str) -> str:

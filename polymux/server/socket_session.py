@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from fastapi import WebSocket
 from pydantic import BaseModel, ValidationError
@@ -25,12 +25,18 @@ from polymux.errors import (
 from polymux.server.deadline import exceeded
 from polymux.server.errors import error_body, from_validation
 from polymux.server.json_guard import check_json
-from polymux.server.protocol import Body
-from polymux.server.speech_session_protocol import SessionError
+from polymux.server.protocol import Body, ErrorDetail
 from polymux.server_config import HttpConfig
 
 OVER, POLICY, FAILED = 1000, 1008, 1011  # why a WebSocket is closed
 FRAME = 256 * 1024  # bytes of one binary message: some clients take no more than a megabyte
+
+
+class SessionError(BaseModel):
+    """A message was wrong, or the session ends for a reason of ours."""
+
+    type: Literal["error"] = "error"
+    error: ErrorDetail
 
 
 class SessionOver(Exception):

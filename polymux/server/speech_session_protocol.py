@@ -73,10 +73,3 @@ class SessionDone(BaseModel):
     type: Literal["session.done"] = "session.done"
     utterance_index: int
     total_sentences: int
-
-
-class SessionError(BaseModel):
-    """A message was wrong, or the session ends for a reason of ours."""
-
-    type: Literal["error"] = "error"
-    error: ErrorDetail

@@ -128,6 +128,20 @@ def test_sound_is_that_of_transformers(case: Any, tiny_checkpoint: Callable[...,
         engine.close()
 
 
+@pytest.mark.parametrize("case", [csm, dia], ids=lambda case: case.__name__)
+def test_in_16_bits_too(case: Any, tiny_checkpoint: Callable[..., Path]) -> None:
+    """What GPUs have."""
+    engine = GenerateEngine.load(EngineConfig.from_flat(model=str(tiny_checkpoint(case.__name__)), dtype="bf16"))
+    rate = engine.capabilities.sample_rate or 0
+    params = SamplingParams(ref_audio=(recording(rate), rate), ref_text=SAID, seed=SEED, max_new_tokens=6)
+    try:
+        engine.add(request_of(LINE, params, "a"))
+        sounds, ends = drive(engine)
+        assert isinstance(ends["a"], Finished) and sounds["a"].size, ends
+    finally:
+        engine.close()
+
+
 @torch.no_grad()
 def test_a_vector_is_a_voice(tiny_checkpoint: Callable[..., Path]) -> None:
     path = tiny_checkpoint("speecht5-tts")

@@ -99,8 +99,11 @@ def test_text_is_that_of_transformers(tiny_checkpoint: Callable[..., Path]) -> N
         tok = T.WhisperProcessor.from_pretrained(path).tokenizer
         whole = "".join(tok.decode(list(map(int, s[2:])), skip_special_tokens=True) for s in wanted["again"]).strip()
         assert finished.text == whole
+        engine.sleep(2)
+        engine.wake_up()
         add("short")
         heard = drive(engine)["short"]
+        assert shape(heard) == wanted["short"]
         assert isinstance(heard, Finished) and heard.language in ("en", "de", "ja")
     finally:
         engine.close()

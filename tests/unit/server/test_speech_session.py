@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
 import msgspec
@@ -15,7 +15,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from polymux.errors import GenerationError, StageDeadError
-from polymux.request import SamplingParams
+from polymux.prompts import Params, Prompt
+from polymux.request import ArrayData, SamplingParams, SoundPiece
 from polymux.server.speech_session import Speakers
 
 PATH = "/v1/audio/speech/stream"
@@ -192,6 +193,37 @@ def test_leaving_aborts_at_once() -> None:
             while not omni.aborted:
                 await asyncio.sleep(0.01)
         assert len(omni.requests) == len(omni.aborted) == 1
+
+    run(work())
+
+
+class Loud(SpeakingOmni):
+    """Says more than a connection holds."""
+
+    async def stream(  # type: ignore[override]
+        self, prompt: Prompt, sampling_params: Params, *, request_id: str | None = None
+    ) -> AsyncGenerator[SoundPiece]:
+        assert request_id is not None
+        try:
+            for _ in range(64):
+                piece = ArrayData("float32", (1, 2**19), bytes(2**21), 8000)
+                yield SoundPiece(request_id, 0, piece)
+        except (asyncio.CancelledError, GeneratorExit):
+            self.aborted.append(request_id)
+            raise
+
+
+def test_a_client_that_takes_nothing() -> None:
+    async def work() -> None:
+        omni = Loud()
+        async with (
+            listening(omni, send_timeout=0.3) as port,
+            connect(f"ws://127.0.0.1:{port}{PATH}", max_queue=1, close_timeout=0.1) as socket,
+        ):
+            await send(socket, CONFIG, text("One."), DONE)
+            while not omni.aborted:
+                await asyncio.sleep(0.01)
+        assert len(omni.aborted) == 1
 
     run(work())
 
