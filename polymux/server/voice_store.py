@@ -41,7 +41,7 @@ class VoiceRecord:
 
     name: str
     consent: str
-    created_at: float
+    created_at: int
     ref_text: str | None = None
     speaker_description: str | None = None
     sample_rate: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -29,7 +29,7 @@ _FILE = "audio_sample"
 class UploadedVoice(BaseModel):
     name: str
     consent: str
-    created_at: float = Field(description="seconds since 1970")
+    created_at: int = Field(description="seconds since 1970")
     file_size: int = Field(description="bytes")
     seconds: float | None = Field(description="of a recording; null: it is a vector")
     sample_rate: int | None
@@ -48,11 +48,21 @@ class VoiceList(BaseModel):
 
 
 class VoiceAdded(BaseModel):
+    """As OpenAI's SDKs read it, and as the list has it."""
+
+    id: str = Field(description="the name")
+    object: Literal["audio.voice"] = "audio.voice"
+    type: Literal["audio_sample"] = "audio_sample"
+    name: str
+    created_at: int
     success: bool = True
     voice: UploadedVoice
 
 
 class VoiceDeleted(BaseModel):
+    id: str
+    object: Literal["audio.voice.deleted"] = "audio.voice.deleted"
+    deleted: bool = True
     success: bool = True
     message: str
 
@@ -65,6 +75,7 @@ class VoiceUpload(Body):
     ref_text: str | None = Field(None, description="what is said in the recording; else a request must say it")
     speaker_description: str | None = Field(None, max_length=1000)
     speaker_embedding: tuple[float, ...] | None = Field(None, description="a vector, in place of a recording")
+    type: Literal["audio_sample"] | None = Field(None, description="voices are not made of prompts")
 
 
 class _VoiceForm(VoiceUpload):
@@ -107,7 +118,7 @@ def routes(state: ServerState) -> APIRouter:
         record = VoiceRecord(
             name=body.name,
             consent=body.consent,
-            created_at=time.time(),
+            created_at=int(time.time()),
             ref_text=body.ref_text,
             speaker_description=body.speaker_description,
         )
@@ -119,7 +130,8 @@ def routes(state: ServerState) -> APIRouter:
             check_takes_vectors(can, "speaker_embedding", len(body.speaker_embedding))
             if body.ref_text is not None:
                 raise InvalidRequestError("ref_text: says nothing of a vector", param="ref_text")
-            values = np.array(body.speaker_embedding, np.float32)
+            with np.errstate(over="ignore"):
+                values = np.array(body.speaker_embedding, np.float32)
             if not np.isfinite(values).all():
                 raise InvalidRequestError("speaker_embedding: values are too large", param="speaker_embedding")
             record = dataclasses.replace(record, embedding_dim=values.size)
@@ -127,13 +139,14 @@ def routes(state: ServerState) -> APIRouter:
             check_hears(can, _FILE)
             values, rate = await recording_of(state, sources[0], _FILE, state.config.voices.max_voice_bytes)
             record = dataclasses.replace(record, sample_rate=rate, seconds=round(values.shape[1] / rate, 3))
-        return VoiceAdded(voice=_shown(await asyncio.to_thread(state.voices.add, record, values)))
+        kept = _shown(await asyncio.to_thread(state.voices.add, record, values))
+        return VoiceAdded(id=kept.name, name=kept.name, created_at=kept.created_at, voice=kept)
 
     @router.delete("/v1/audio/voices/{name}", responses=responses(400, 404, 503))
     async def delete_voice(name: str) -> VoiceDeleted:
         """Remove an uploaded voice. Requests under way keep it."""
         await asyncio.to_thread(state.voices.delete, name)
-        return VoiceDeleted(message=f"the voice {name!r} is deleted")
+        return VoiceDeleted(id=name, message=f"the voice {name!r} is deleted")
 
     return router
 

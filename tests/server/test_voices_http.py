@@ -13,8 +13,9 @@ from typing import Any
 
 import httpx
 import numpy as np
+import openai
 import pytest
-from server_process import START_S, Server, error_of, serving
+from server_process import MODEL, START_S, Server, error_of, serving
 
 from polymux.config import stage_environment
 from polymux.errors import ConfigError
@@ -156,6 +157,23 @@ def test_other_uploads_that_are_refused(listener: Server) -> None:
 def test_a_wrong_reference_is_refused(listener: Server, fields: dict[str, Any], param: str) -> None:
     answer = say(listener, **fields)
     assert answer.status_code == 400 and error_of(answer)["param"] == param, answer.text
+
+
+def test_openai_client(listener: Server) -> None:
+    with openai.OpenAI(base_url=f"{listener.url}/v1", api_key="none", max_retries=0) as client:
+        voices = client.audio.voices
+        form = {"ref_text": SAID}
+        made = voices.create(audio_sample=("a.wav", wav()), consent="cons_1", name="olga", extra_body=form)
+        assert (made.id, made.name, made.object, made.type) == ("olga", "olga", "audio.voice", "audio_sample")
+        asked = {name: value for name, value in BODY.items() if name not in ("input", "response_format")}
+        spoken = client.audio.speech.create(
+            model=MODEL, voice={"id": made.id}, input=BODY["input"], response_format="wav", extra_body=asked
+        )
+        assert spoken.content == say(listener, voice="olga").content
+        with pytest.raises(openai.BadRequestError) as refused:
+            voices.create(name="ida", prompt="a calm voice", type="prompt")
+        assert refused.value.param in ("type", "prompt", "consent")
+        assert voices.delete("olga").deleted is True
 
 
 def test_there_are_so_many_and_a_restart_keeps_them(

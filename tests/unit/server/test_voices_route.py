@@ -80,7 +80,7 @@ def test_a_wrong_vector_is_refused(fields: dict[str, str], param: str, tmp_path:
 
 
 def record(name: str) -> VoiceRecord:
-    return VoiceRecord(name=name, consent="yes", created_at=1.0, sample_rate=8000, seconds=0.1)
+    return VoiceRecord(name=name, consent="yes", created_at=1, sample_rate=8000, seconds=0.1)
 
 
 def test_the_last_place_is_given_once(tmp_path: Path) -> None:
