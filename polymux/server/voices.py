@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from pydantic import BaseModel, Field, WithJsonSchema
 
 from polymux.errors import InvalidRequestError
 from polymux.media.wire import Array
+from polymux.request import Capabilities
 from polymux.server.errors import responses
 from polymux.server.forms import MEDIA_TYPE, parse_form
 from polymux.server.protocol import Body
@@ -108,13 +110,9 @@ def routes(state: ServerState) -> APIRouter:
         """A recording, or a vector, whose voice speaks from now on when a request names it."""
         body, files = await parse_form(request, VoiceUpload, (_FILE,))
         can = await speaking_model(state)
-        check_name(body.name)
-        if body.name in can.voices:
-            raise InvalidRequestError(f"name={body.name!r}: the model has a voice of this name", param="name")
-        if body.consent.strip().lower() in _NO:
-            raise InvalidRequestError(f"consent={body.consent!r}: the speaker's is needed", param="consent")
-        for field in ("ref_text", "speaker_description"):
-            _check_length(field, getattr(body, field), state.omni.config.limits.max_prompt_length)
+        _check(body, can, state.omni.config.limits.max_prompt_length)
+        if len(files[_FILE]) + (body.speaker_embedding is not None) != 1:
+            raise InvalidRequestError(f"{_FILE}: give one, or speaker_embedding in its place", param=_FILE)
         record = VoiceRecord(
             name=body.name,
             consent=body.consent,
@@ -122,22 +120,13 @@ def routes(state: ServerState) -> APIRouter:
             ref_text=body.ref_text,
             speaker_description=body.speaker_description,
         )
-        sources = files[_FILE]
-        if len(sources) + (body.speaker_embedding is not None) != 1:
-            raise InvalidRequestError(f"{_FILE}: give one, or speaker_embedding in its place", param=_FILE)
         values: Array
         if body.speaker_embedding is not None:
-            check_takes_vectors(can, "speaker_embedding", len(body.speaker_embedding))
-            if body.ref_text is not None:
-                raise InvalidRequestError("ref_text: says nothing of a vector", param="ref_text")
-            with np.errstate(over="ignore"):
-                values = np.array(body.speaker_embedding, np.float32)
-            if not np.isfinite(values).all():
-                raise InvalidRequestError("speaker_embedding: values are too large", param="speaker_embedding")
+            values = _vector(body, body.speaker_embedding, can)
             record = dataclasses.replace(record, embedding_dim=values.size)
         else:
             check_hears(can, _FILE)
-            values, rate = await recording_of(state, sources[0], _FILE, state.config.voices.max_voice_bytes)
+            values, rate = await recording_of(state, files[_FILE][0], _FILE, state.config.voices.max_voice_bytes)
             record = dataclasses.replace(record, sample_rate=rate, seconds=round(values.shape[1] / rate, 3))
         kept = _shown(await asyncio.to_thread(state.voices.add, record, values))
         return VoiceAdded(id=kept.name, name=kept.name, created_at=kept.created_at, voice=kept)
@@ -149,6 +138,28 @@ def routes(state: ServerState) -> APIRouter:
         return VoiceDeleted(id=name, message=f"the voice {name!r} is deleted")
 
     return router
+
+
+def _check(body: VoiceUpload, can: Capabilities, most: int) -> None:
+    """Raises InvalidRequestError for a name, a consent or a text that is none. `most`: characters of a text."""
+    check_name(body.name)
+    if body.name in can.voices:
+        raise InvalidRequestError(f"name={body.name!r}: the model has a voice of this name", param="name")
+    if body.consent.strip().lower() in _NO:
+        raise InvalidRequestError(f"consent={body.consent!r}: the speaker's is needed", param="consent")
+    for field in ("ref_text", "speaker_description"):
+        _check_length(field, getattr(body, field), most)
+
+
+def _vector(body: VoiceUpload, given: Sequence[float], can: Capabilities) -> Array:
+    check_takes_vectors(can, "speaker_embedding", len(given))
+    if body.ref_text is not None:
+        raise InvalidRequestError("ref_text: says nothing of a vector", param="ref_text")
+    with np.errstate(over="ignore"):
+        values = np.array(given, np.float32)
+    if not np.isfinite(values).all():
+        raise InvalidRequestError("speaker_embedding: values are too large", param="speaker_embedding")
+    return values
 
 
 def _check_length(field: str, text: str | None, most: int) -> None:
