@@ -82,6 +82,8 @@ class LimitsConfig(Checked):
     max_num_frames: int = knob(1024, "frames of one generated video", minimum=1)
     max_audio_seconds: float = knob(600.0, "seconds of one generated sound", minimum=0.01)
     max_prompt_length: int = knob(32768, "characters of a prompt", minimum=1)
+    max_input_audio_seconds: float = knob(3600.0, "seconds of a sound that is to be written down", minimum=0.1)
+    max_ref_audio_seconds: float = knob(30.0, "seconds of a recording of a voice to speak with", minimum=0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,15 +283,15 @@ def runtime_cache_dir(chosen: str | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polymux" / "runtime"
 
 
-def video_dir(config: ServerConfig) -> Path | None:
-    """Where the jobs of this server are: the folder that was chosen, or one for this address in the user's data folder.
-    None if the port is chosen anew at every start, so that no later server is the same one."""
-    if config.video.video_dir is not None:
-        return Path(config.video.video_dir).expanduser()
+def data_dir(config: ServerConfig, chosen: str | None, what: str) -> Path | None:
+    """Where this server keeps its videos or voices: the folder that was chosen, or one for this address in the user's
+    data folder. None if the port is chosen anew at every start, so that no later server is the same one."""
+    if chosen is not None:
+        return Path(chosen).expanduser()
     if config.port == 0:
         return None
     base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return base / "polymux" / "videos" / re.sub(r"[^A-Za-z0-9._-]", "_", f"{config.host}-{config.port}")
+    return base / "polymux" / what / re.sub(r"[^A-Za-z0-9._-]", "_", f"{config.host}-{config.port}")
 
 
 def stage_environment() -> dict[str, str]:

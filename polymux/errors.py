@@ -11,6 +11,7 @@ PolymuxError                      500
  ├─ InvalidRequestError           400           one field of a request is wrong (names field, value, what is allowed)
  │   ├─ ModelNotFoundError        404
  │   ├─ VideoNotFoundError        404           there is no such job, or no more
+ │   ├─ VoiceNotFoundError        404           no voice of this name was uploaded
  │   ├─ VideoNotReadyError        404           the job has made no file, or not yet
  │   ├─ RangeNotSatisfiableError  416           the file is shorter than that
  │   └─ MediaTypeError            415           the body is of a type or encoding that is not read here
@@ -99,6 +100,11 @@ class ModelNotFoundError(InvalidRequestError):
 class VideoNotFoundError(InvalidRequestError):
     status = 404
     code = "video_not_found"
+
+
+class VoiceNotFoundError(InvalidRequestError):
+    status = 404
+    code = "voice_not_found"
 
 
 class VideoNotReadyError(InvalidRequestError):

@@ -16,6 +16,7 @@ from PIL import Image
 from polymux.errors import InvalidRequestError
 from polymux.media.wire import Array, to_wire
 from polymux.request import Media, OmniDiffusionSamplingParams, Request, SamplingParams
+from polymux.sampling import REFERENCE
 
 Medium = Image.Image | Array | tuple[Array, int]  # a picture; frames or sound; sound with its samples per second
 
@@ -52,11 +53,16 @@ def request_of(prompt: Prompt, params: Params | None, request_id: str, partial_i
         what = f"sampling_params is a {type(params).__name__}: must be OmniDiffusionSamplingParams or SamplingParams"
         raise InvalidRequestError(what, param="sampling_params")
     negative = fields.get("negative_prompt")
+    media = fields.get("multi_modal_data") or {}
+    if sampling is not None and sampling.ref_audio is not None:
+        if REFERENCE in media:
+            raise InvalidRequestError(f"{REFERENCE} is given twice, in the prompt too", param=REFERENCE)
+        media, sampling = {**media, REFERENCE: sampling.ref_audio}, dataclasses.replace(sampling, ref_audio=None)
     return Request(
         request_id=request_id,
         prompt=fields.get("prompt"),
         negative_prompt=params.negative_prompt if negative is None else negative,
-        media=_media_of(fields.get("multi_modal_data") or {}),
+        media=_media_of(media),
         params=_portable(params),
         sampling=sampling,
         partial_images=partial_images,
@@ -138,6 +144,8 @@ def _portable(params: OmniDiffusionSamplingParams) -> OmniDiffusionSamplingParam
 def _plain(params: SamplingParams) -> SamplingParams:
     """With plain numbers in place of numpy's."""
     values = {f.name: getattr(params, f.name) for f in dataclasses.fields(params)}
+    if isinstance(vector := values["speaker_embedding"], np.ndarray):
+        values["speaker_embedding"] = tuple(vector.reshape(-1).tolist())
     return SamplingParams(**{name: v.item() if isinstance(v, np.generic) else v for name, v in values.items()})
 
 

@@ -14,6 +14,7 @@ import msgspec
 from polymux.errors import ErrorInfo
 
 Modality = Literal["image", "video", "audio", "text"]
+FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,9 @@ class SamplingParams:
     """
 
     voice: str | None = None  # one of the model's own
+    ref_audio: Any = None  # (samples, samples per second) of a voice to speak with; travels as the request's medium
+    ref_text: str | None = None  # what is said in ref_audio
+    speaker_embedding: tuple[float, ...] | None = None  # a vector that stands for a voice, in place of `voice`
     language: str | None = None
     instructions: str | None = None  # how to speak
     speed: float | None = None  # 0.25..4: the finished sound is stretched in time, at the same pitch
@@ -138,6 +142,16 @@ class RequestMetrics(msgspec.Struct, frozen=True):
     total: float = 0.0
     steps: int = 0
     text_tokens: int = 0  # of a text that was spoken
+    completion_tokens: int = 0  # of the text that was written
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A part of a transcript, said from `start` to `end` (seconds) of the sound."""
+
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -169,6 +183,10 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     fps: float | None = None
     sample_rate: int | None = None
     sound_seconds: float = 0.0  # of what came in SoundPieces
+    text: str | None = None  # of models that write: all of it
+    finish_reason: FinishReason | None = None  # length: there was no room for more
+    segments: list[Segment] = []  # of a transcript
+    language: str | None = None  # likewise, as the model heard it
 
 
 class OutputChunk(msgspec.Struct, frozen=True, tag="chunk"):
@@ -283,6 +301,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     samples: bool = False  # takes SamplingParams, in place of those of diffusion
     voices: tuple[str, ...] = ()  # of a model that speaks; the first one speaks unless a request names another
     languages: tuple[str, ...] = ()  # that a request may name
+    hears_at: int | None = None  # samples per second of the sound that it takes
+    timestamps: bool = False  # of a model that writes down what is said: whether its segments say when
+    speaker_marks: tuple[str, ...] = ()  # in a text, they say who speaks from there on
+    embedding_size: int | None = None  # values of a vector that stands for a voice; None: it takes none
     max_new_tokens: int | None = None  # of one sentence, or of the whole sound if it does not speak
     extra: tuple[str, ...] = ()  # of the arguments, those that extra_args may hold, where that is known
     device: str = "cpu"
@@ -291,3 +313,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     features: tuple[str, ...] = ()  # what of polymux it can have, by the names in docs/compatibility.md
     quantized: dict[str, str] = {}  # components whose linear layers keep their weights in few bits, and how
     storage: str = ""  # where the weights are, why, and what that costs
+
+    @property
+    def transcribes(self) -> bool:
+        """Whether it writes down what is said in a sound."""
+        return self.modality == "text" and self.samples and "audio" in self.required

@@ -7,16 +7,27 @@ know (a text that it has no signs for) is not checked here.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from polymux.config import LimitsConfig
 from polymux.errors import InvalidRequestError
-from polymux.request import Capabilities, OmniDiffusionSamplingParams, Request, SamplingParams
+from polymux.request import (
+    ITEM_BYTES,
+    ArrayData,
+    Capabilities,
+    OmniDiffusionSamplingParams,
+    Request,
+    SamplingParams,
+)
 
 SEEDS = 2**64
 _MOST_SHOWN = 20  # names in a message
 SPEEDS = (0.25, 4.0)
-_ENGINE_FIELDS = {"seed", "extra_args"}  # answered by the engine, for every model
+MAX_RATE = 768_000  # samples per second of a sound that comes with a request
+REFERENCE = "ref_audio"  # the medium that a request to speak may have
+HEARD = "audio"  # the medium of a request to write down what is said
+_ENGINE_FIELDS = {"seed", "extra_args", REFERENCE}  # answered by the engine for every model, or not a field on the wire
 FIELDS = tuple(f.name for f in dataclasses.fields(SamplingParams) if f.name not in _ENGINE_FIELDS)
 _RANGES: dict[str, tuple[float, float]] = {
     "speed": SPEEDS,
@@ -42,9 +53,57 @@ def sampling_of(request: Request, capabilities: Capabilities) -> SamplingParams:
         given["negative_prompt"] = request.negative_prompt
     if request.partial_images:
         given["partial_images"] = request.partial_images
-    for name in [*request.media, *(name for name in given if name not in _SHARED)]:
-        raise InvalidRequestError(f"{name}: {capabilities.pipeline} does not take it", param=name)
+    unknown = [name for name in request.media if name not in capabilities.media]
+    for name in [*unknown, *(name for name in given if name not in _SHARED)]:
+        why = capabilities.refused.get(name, f"{capabilities.pipeline} does not take it")
+        raise InvalidRequestError(f"{name}: {why}", param=name)
     return request.sampling or SamplingParams(**given)
+
+
+def check_reference(request: Request, params: SamplingParams, capabilities: Capabilities, limits: LimitsConfig) -> None:
+    """Raises InvalidRequestError unless the recording of a voice, and what is said of it, are complete and fit."""
+    given = request.media.get(REFERENCE)
+    if given is None:
+        if params.ref_text is not None and "ref_text" in capabilities.arguments:
+            raise InvalidRequestError("ref_text: acts only with ref_audio", param="ref_text")
+        return
+    if len(given) != 1 or not _is_sound(given[0]):
+        what = "must be one sound of one channel or two, with its samples per second"
+        raise InvalidRequestError(f"{REFERENCE}: {what}", param=REFERENCE)
+    (sound,) = given
+    assert isinstance(sound, ArrayData) and sound.sample_rate is not None
+    seconds = sound.shape[1] / sound.sample_rate
+    if seconds > limits.max_ref_audio_seconds:
+        allowed = f"allowed are {limits.max_ref_audio_seconds:g} (--max-ref-audio-seconds)"
+        raise InvalidRequestError(f"{REFERENCE}: {seconds:.2f} s: {allowed}", param=REFERENCE)
+    if params.ref_text is None:
+        why = f"{capabilities.pipeline} must know what is said in {REFERENCE}"
+        raise InvalidRequestError(f"ref_text is missing: {why}", param="ref_text")
+
+
+def check_heard(request: Request, capabilities: Capabilities, limits: LimitsConfig) -> None:
+    """Raises InvalidRequestError unless there is one sound to listen to."""
+    given = request.media.get(HEARD, [])
+    if not given:
+        raise InvalidRequestError(f"{HEARD} is missing: {capabilities.pipeline} needs it", param=HEARD)
+    if len(given) != 1 or not _is_sound(given[0]):
+        what = "must be one sound of one channel or two, with its samples per second"
+        raise InvalidRequestError(f"{HEARD}: {what}", param=HEARD)
+    (sound,) = given
+    assert isinstance(sound, ArrayData) and sound.sample_rate is not None
+    seconds = sound.shape[1] / sound.sample_rate
+    if seconds > limits.max_input_audio_seconds:
+        allowed = f"allowed are {limits.max_input_audio_seconds:g} (--max-input-audio-seconds)"
+        raise InvalidRequestError(f"{HEARD}: {seconds:.2f} s: {allowed}", param=HEARD)
+
+
+def _is_sound(item: Any) -> bool:
+    if not isinstance(item, ArrayData) or item.dtype not in ("float32", "float64", "int16"):
+        return False
+    if type(item.sample_rate) is not int or not 1 <= item.sample_rate <= MAX_RATE:
+        return False
+    size = ITEM_BYTES[item.dtype] * math.prod(item.shape)
+    return len(item.shape) == 2 and item.shape[0] in (1, 2) and len(item.data) == size > 0
 
 
 def check_sampling(params: SamplingParams, capabilities: Capabilities, limits: LimitsConfig) -> None:
@@ -60,8 +119,9 @@ def check_sampling(params: SamplingParams, capabilities: Capabilities, limits: L
     ):
         if chosen is not None and chosen not in known:
             raise _refuse(name, chosen, f"allowed are {_shown(known)}")
-    if params.instructions is not None and not _is_text(params.instructions):
-        raise _refuse("instructions", params.instructions, "must be a string of valid Unicode")
+    for name in ("instructions", "ref_text"):
+        _check_text(name, getattr(params, name), limits)
+    _check_embedding(params, capabilities.embedding_size)
     for name, (low, high) in _RANGES.items():
         _check_number(name, getattr(params, name), low, high)
     _check_seconds(params, limits)
@@ -134,6 +194,30 @@ def _check_number(name: str, value: Any, low: float, high: float) -> None:
 def _check_integer(name: str, value: Any, low: int, high: int) -> None:
     if value is not None and (type(value) is not int or not low <= value <= high):
         raise _refuse(name, value, f"must be an integer from {low} to {high}")
+
+
+def _check_text(name: str, value: Any, limits: LimitsConfig) -> None:
+    if value is None:
+        return
+    if not _is_text(value):
+        raise _refuse(name, value, "must be a string of valid Unicode")
+    if len(value) > limits.max_prompt_length:
+        allowed = f"allowed are {limits.max_prompt_length} (--max-prompt-length)"
+        raise InvalidRequestError(f"{name} has {len(value)} characters: {allowed}", param=name)
+    if name == "ref_text" and not value.strip():
+        raise _refuse(name, value, "is empty")
+
+
+def _check_embedding(params: SamplingParams, size: int | None) -> None:
+    name, values = "speaker_embedding", params.speaker_embedding
+    if values is None:
+        return
+    if not isinstance(values, (tuple, list)) or not all(_is_number(value) for value in values):
+        raise _refuse(name, values, "must be a list of finite numbers")
+    if len(values) != size:
+        raise InvalidRequestError(f"{name} has {len(values)} values: the model's voices have {size}", param=name)
+    if params.voice is not None:
+        raise InvalidRequestError(f"{name}: cannot be combined with voice", param=name)
 
 
 def _is_text(value: Any) -> bool:

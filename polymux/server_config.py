@@ -84,6 +84,9 @@ class HttpConfig(Checked):
         60.0, "seconds that a request's headers, and then its body, may take to arrive", minimum=0.1
     )
     send_timeout: float = knob(60.0, "seconds that a client may take nothing of its answer", minimum=0.1)
+    speech_idle_timeout: float = knob(
+        30.0, "seconds that a WebSocket for speech may stay open without a message when nothing is spoken", minimum=0.1
+    )
     request_timeout: float | None = knob(
         None,
         "seconds until a request that is not done is given up (default: only those of x-request-timeout)",
@@ -149,6 +152,22 @@ class VideoConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VoiceConfig(Checked):
+    """Voices: recordings that clients upload, to have texts spoken with their voices (docs/speech.md)"""
+
+    voice_store: str | None = knob(
+        None, "folder of uploaded voices (default: in the user's data folder)", metavar="DIR"
+    )
+    max_uploaded_voices: int = knob(1000, "voices that are kept; at as many, new ones are refused", minimum=0)
+    max_voice_bytes: int = knob(10 * 2**20, "bytes of one uploaded recording", minimum=1024)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.voice_store is not None and not self.voice_store.strip():
+            raise ConfigError("voice_store='': must name a folder", param="voice_store")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerConfig(Checked):
     """Server: how clients reach it"""
 
@@ -160,5 +179,6 @@ class ServerConfig(Checked):
     access: AccessConfig = field(default_factory=AccessConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
     video: VideoConfig = field(default_factory=VideoConfig)
+    voices: VoiceConfig = field(default_factory=VoiceConfig)
     files: FilesConfig = field(default_factory=FilesConfig)
     adapter_files: AdapterFilesConfig = field(default_factory=AdapterFilesConfig)

@@ -24,7 +24,7 @@ from polymux.request import (
     OmniDiffusionSamplingParams,
     Request,
 )
-from polymux.sampling import check_sampling, sampling_of
+from polymux.sampling import check_heard, check_reference, check_sampling, sampling_of
 
 SEEDS = 2**64  # torch takes seeds below this
 MAX_PARTIAL_IMAGES = 3  # per output, as in OpenAI's API
@@ -49,10 +49,16 @@ _FINITE = ("guidance_scale", "guidance_scale_2", "true_cfg_scale")
 def validate(request: Request, capabilities: Capabilities, limits: LimitsConfig) -> None:
     """Raises InvalidRequestError with the field, its value and what is allowed."""
     _check_texts(request, limits)
+    if capabilities.transcribes:
+        check_sampling(sampling_of(request, capabilities), capabilities, limits)
+        check_heard(request, capabilities, limits)
+        return
     if capabilities.samples:
         if request.prompt is None or not request.prompt.strip():
             raise InvalidRequestError("prompt is empty", param="prompt")
-        check_sampling(sampling_of(request, capabilities), capabilities, limits)
+        sampling = sampling_of(request, capabilities)
+        check_sampling(sampling, capabilities, limits)
+        check_reference(request, sampling, capabilities, limits)
         return
     if request.sampling is not None:
         what = f"{capabilities.pipeline} takes OmniDiffusionSamplingParams, not SamplingParams"

@@ -13,6 +13,7 @@ from polymux.cli.compatibility import compatibility, listed
 from polymux.families import all_families, all_generate_families
 from polymux.families.base import Family, Padding
 from polymux.families.generate import GenerateFamily
+from polymux.families.hearing import HearingFamily
 from polymux.request import Modality
 
 HELP = "list the families of models that are known, and what each supports"
@@ -48,6 +49,15 @@ Each sentence runs the model's own `generate`, or its forward, as a coroutine: r
 none merged. *Fields* are those of `SamplingParams` that it takes, beside `seed`. *Beside it* is the class of a vocoder
 or codec that is a model of its own (`--vocoder`). Other models of transformers are refused. See
 [speech.md](speech.md).
+"""
+
+
+_HEARING_HEADINGS = ("family", "models of transformers", "tasks", "fields", "not merged, because")
+_HEARING = """
+## Transcripts by transformers
+
+What is said in a sound is written down by the model's own `generate`, as a coroutine, likewise. See
+[speech.md](speech.md#transcripts).
 """
 
 
@@ -105,11 +115,18 @@ def _markdown(families: Sequence[Family], sounding: Sequence[GenerateFamily]) ->
     yield _SOUNDING
     yield _row(_SOUNDING_HEADINGS)
     yield "|---" * len(_SOUNDING_HEADINGS) + "|"
-    for g in sounding:
+    for g in (g for g in sounding if not isinstance(g, HearingFamily)):
         names = "<br>".join(f"`{name}`" for name in g.models)
         fields = ", ".join(f"`{name}`" for name in g.arguments)
         beside = f"`{g.beside[0]}`" if g.beside is not None else ""
         yield _row((f"`{g.name}`", names, ", ".join(g.tasks), fields, beside, g.unmerged_because))
+    yield _HEARING
+    yield _row(_HEARING_HEADINGS)
+    yield "|---" * len(_HEARING_HEADINGS) + "|"
+    for h in (g for g in sounding if isinstance(g, HearingFamily)):
+        names = "<br>".join(f"`{name}`" for name in h.models)
+        fields = ", ".join(f"`{name}`" for name in h.arguments)
+        yield _row((f"`{h.name}`", names, ", ".join(h.tasks), fields, h.unmerged_because))
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -65,6 +65,8 @@ class Target:
 
     def check(self, modality: Modality, model: str) -> None:
         """Raises InvalidRequestError if the model makes something that such a file does not hold."""
+        if modality not in ENDINGS:
+            raise InvalidRequestError(f"{model} makes {modality}, which is not written to files here", param="model")
         if self.path is not None and self.path.suffix.lower() not in ENDINGS[modality]:
             what = f"{model} makes {WORDS[modality]}: the file must end in one of {', '.join(ENDINGS[modality])}"
             raise InvalidRequestError(f"{self.path.name!r}: {what}", param="output")

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from polymux import logs
 from polymux.cli.flags import add_config, given, json_object
+from polymux.cli.input_files import read
 from polymux.cli.known_modality import known_modality
 from polymux.cli.output_files import Target, write
 from polymux.config import EngineConfig
@@ -39,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", default="out.wav", metavar="FILE", help="ends in .wav, .flac, .mp3, .opus, .ogg or .pcm "
         "(default: out.wav)")  # fmt: skip
     add("--voice", metavar="NAME", help="one of the model's; a wrong one prints them (default: the model's first)")
+    add("--ref-audio", metavar="FILE", help="a recording of the voice to speak with, for models that take it")
+    add("--ref-text", metavar="TEXT", help="what is said in it")
     add("--language", metavar="NAME", help="for models that take one")
     add("--instructions", metavar="TEXT", help="how to speak, for models that take it")
     add("--speed", type=float, metavar="X", help="0.25 to 4 (default: 1)")
@@ -71,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     text = sys.stdin.read() if arguments.text == "-" else arguments.text
     if not text.strip():
         raise InvalidRequestError("there is nothing to say", param="text")
+    if arguments.ref_audio is not None:
+        arguments.ref_audio = read("audio", arguments.ref_audio, config.limits).medium
     output = asyncio.run(_speak(config, text, _params(arguments)))
     for path in write(output, Target(Path(arguments.output)), None):
         print(path)

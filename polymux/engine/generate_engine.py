@@ -23,6 +23,7 @@ from polymux.diffusion.step_scheduler import StepScheduler
 from polymux.engine.failure import as_polymux_error
 from polymux.engine.generate_model import GenerateModel
 from polymux.engine.job import Randomness, seed_of
+from polymux.engine.reference import reference_of
 from polymux.engine.session_engine import SessionEngine, prepare_device
 from polymux.engine.sound_job import SoundJob, StepTap
 from polymux.engine.warmup import run_first_that_works
@@ -65,7 +66,9 @@ class GenerateEngine(SessionEngine[SoundJob, GenerateModel]):
         texts = adapter.pieces(request.prompt or "", params.voice, self.family.longest)
         if not texts:
             raise InvalidRequestError("prompt: there is nothing in it to speak", param="prompt")
-        calls = [adapter.prepare(parts, Wish(text=text, params=params, voice=voice)) for text in texts]
+        reference = reference_of(request, params, adapter.sample_rate(parts))
+        wishes = [Wish(text=text, params=params, voice=voice, reference=reference) for text in texts]
+        calls = [adapter.prepare(parts, wish) for wish in wishes]
         seed = seed_of(params.seed)
         randomness = [Randomness(seed, torch.Generator().manual_seed(seed))] * len(calls)
         return SoundJob(request, randomness, params=params, calls=calls)

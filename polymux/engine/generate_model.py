@@ -18,6 +18,7 @@ from polymux.memory.place import place
 from polymux.memory.residency import Residency, Tenant
 from polymux.memory_config import MemoryConfig
 from polymux.request import Capabilities
+from polymux.sampling import REFERENCE
 
 LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)  # only their owner runs what is in them
 
@@ -60,19 +61,25 @@ class GenerateModel:
         family, parts, adapter = self.family, self.parts, self.family.adapter
         languages = adapter.languages(parts)
         arguments = tuple(name for name in family.arguments if name != "language" or languages)
+        refused = {"partial_images": "there are none of sound"}
+        if REFERENCE not in arguments:
+            why = f"{family.name} models speak with no voice of a recording: {family.unheard_because}"
+            refused[REFERENCE] = why if family.speaks else "the model does not speak"
         parameters = {id(p): p.numel() for c in self.components for p in c.module.parameters()}
         return Capabilities(
             family=family.name,
             pipeline=type(parts.model).__name__,
             modality=family.modality,
-            arguments=("prompt", *arguments, *family.extra),
+            arguments=("prompt", *(name for name in arguments if name != REFERENCE), *family.extra),
             required=("prompt",),
-            media={},
+            media={REFERENCE: 1} if REFERENCE in arguments else {},
             sample_rate=adapter.sample_rate(parts),
-            refused={"partial_images": "there are none of sound"},
+            refused=refused,
             samples=True,
             voices=adapter.voices(parts) if family.speaks else (),
             languages=languages,
+            speaker_marks=adapter.speaker_marks(),
+            embedding_size=adapter.embedding_size(parts),
             max_new_tokens=adapter.longest(parts, config.limits.max_audio_seconds),
             extra=family.extra,
             device=str(parts.model.device),

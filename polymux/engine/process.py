@@ -156,12 +156,17 @@ def _engine_for(config: EngineConfig) -> StageEngine:
 
     from polymux.engine.diffusion_engine import DiffusionEngine
     from polymux.engine.generate_engine import GenerateEngine
+    from polymux.engine.hearing_engine import HearingEngine
+    from polymux.families import generate_family_of
+    from polymux.families.hearing import HearingFamily
     from polymux.loading import model_class_in, resolve
 
     for logging_of in (diffusers_logging, transformers_logging):
         logging_of.set_verbosity_error()  # the libraries repeat their warnings at every request
-    if model_class_in(resolve(config.model)) is not None:
-        return GenerateEngine.load(config)
+    name = model_class_in(resolve(config.model))
+    if name is not None:
+        engine = HearingEngine if isinstance(generate_family_of(name), HearingFamily) else GenerateEngine
+        return engine.load(config)
     config.speech.check_unused()
     return DiffusionEngine.load(config)
 

@@ -34,11 +34,13 @@ from polymux.families import (
     stable_diffusion,
     vits,
     wan,
+    whisper,
     z_image,
 )
 from polymux.families.base import UNKNOWN, Family
 from polymux.families.features import FEATURES, features_by_pipeline
 from polymux.families.generate import GenerateFamily
+from polymux.families.hearing import HearingFamily
 
 _MODULES = (
     audio,
@@ -80,7 +82,11 @@ _SOUNDING = (
     speecht5,
     vits,
 )
-_GENERATE_FAMILIES: tuple[GenerateFamily, ...] = tuple(family for module in _SOUNDING for family in module.FAMILIES)
+_HEARING_FAMILIES: tuple[HearingFamily, ...] = whisper.FAMILIES
+_GENERATE_FAMILIES: tuple[GenerateFamily, ...] = (
+    *(family for module in _SOUNDING for family in module.FAMILIES),
+    *_HEARING_FAMILIES,
+)
 _BY_MODEL = {model: family for family in _GENERATE_FAMILIES for model in family.models}
 
 

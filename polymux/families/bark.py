@@ -60,6 +60,7 @@ BARK = GenerateFamily(
     steps=("semantic.forward",),
     decoders=("codec_model",),
     arguments=("voice", "speed", "max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty"),
+    unheard_because="their voices are presets, which take another model to be made of a sound",
     extra=("min_eos_p", *(f"{stage}_temperature" for stage in _STAGES)),
     warmup=SamplingParams(seed=0, max_new_tokens=4),
 )

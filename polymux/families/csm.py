@@ -1,11 +1,26 @@
-"""CSM: a backbone writes the first code of each frame, a small model the others."""
+"""CSM: a backbone writes the first code of each frame, a small model the others.
+
+With a recording, what is said there and its codes come before the text, as an earlier turn of the same speaker.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from polymux.errors import InvalidRequestError
-from polymux.families.generate import DRAWING, SPEECH, Adapter, Call, GenerateFamily, Parts, Wish, told
+from polymux.families.generate import (
+    DRAWING,
+    REFERENCE,
+    SPEECH,
+    Adapter,
+    Call,
+    GenerateFamily,
+    Parts,
+    Reference,
+    Wish,
+    no_control_tokens,
+    told,
+)
 from polymux.request import SamplingParams
 
 SPEAKERS = 10  # any number works; those of a conversation count from 0
@@ -22,15 +37,21 @@ class CsmAdapter(Adapter):
         return int(parts.model.config.max_position_embeddings) // 2
 
     def prepare(self, parts: Parts, wish: Wish) -> Call:
-        said = {"role": wish.voice, "content": [{"type": "text", "text": wish.text}]}
-        inputs = parts.processor.apply_chat_template([said], tokenize=True, return_dict=True).to(parts.model.device)
+        no_control_tokens(parts.processor.tokenizer, wish.text)
+        said = [_turn(wish.voice, wish.text)]
+        if wish.reference is None:
+            inputs = parts.processor.apply_chat_template(said, tokenize=True, return_dict=True)
+        else:
+            inputs = _heard(parts, wish.reference, [_turn(wish.voice, wish.reference.text, heard=True), *said])
+        inputs = inputs.to(parts.model.device)
         given = told(wish)
         count, room = inputs["input_ids"].shape[1], parts.model.config.max_position_embeddings
         default = self.longest(parts, 0) or 0
         steps = given.setdefault("max_new_tokens", default)
         if count + steps > room:
-            what = f"a sentence has {count} tokens, and with {steps} new ones there are more than {room}"
-            raise InvalidRequestError(f"prompt: {what}", param="prompt")
+            param, what = ("prompt", "a sentence has") if wish.reference is None else ("ref_audio", "with it there are")
+            more = f"{what} {count} tokens, and with {steps} new ones there are more than {room}"
+            raise InvalidRequestError(f"{param}: {more}", param=param)
         for name in ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty"):
             if name in given:
                 given.setdefault(f"depth_decoder_{name}", given[name])
@@ -39,6 +60,24 @@ class CsmAdapter(Adapter):
 
     def run(self, parts: Parts, call: Call) -> Any:
         return parts.model.generate(**call.arguments, output_audio=True)[0]
+
+
+def _turn(speaker: str | None, text: str, *, heard: bool = False) -> dict[str, Any]:
+    content = [{"type": "text", "text": text}, *([{"type": "audio"}] if heard else [])]
+    return {"role": speaker, "content": content}
+
+
+def _heard(parts: Parts, reference: Reference, turns: list[dict[str, Any]]) -> Any:
+    """What the processor would make of them. It counts the frames of one codec, we those of the checkpoint's own."""
+    processor, model = parts.processor, parts.model
+    no_control_tokens(processor.tokenizer, reference.text, "ref_text")
+    samples = next(model.parameters()).new_tensor(reference.samples)
+    length = samples.new_tensor([samples.shape[0]]).long()
+    mark, frames = processor.audio_token, int(model.codec_model.get_encoded_length(length))
+    text = processor.apply_chat_template(turns, tokenize=False).replace(mark, mark * frames)
+    inputs = processor.tokenizer([text], add_special_tokens=False, return_tensors="pt")
+    inputs["input_values"], inputs["input_values_cutoffs"] = samples.reshape(1, 1, -1), length.reshape(1, 1)
+    return inputs
 
 
 CSM = GenerateFamily(
@@ -50,7 +89,7 @@ CSM = GenerateFamily(
     processor="CsmProcessor",
     steps=("backbone_model.forward",),
     decoders=("codec_model",),
-    arguments=(*SPEECH, *DRAWING, "max_new_tokens"),
+    arguments=(*SPEECH, *REFERENCE, *DRAWING, "max_new_tokens"),
     extra=("depth_decoder_do_sample", "depth_decoder_temperature", "depth_decoder_top_k", "depth_decoder_top_p"),
     warmup=SamplingParams(seed=0, max_new_tokens=2),
 )

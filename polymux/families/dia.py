@@ -1,12 +1,27 @@
-"""Dia: dialogues, whose speakers are marked in the text."""
+"""Dia: dialogues, whose speakers are marked in the text.
+
+With a recording, what is said there stands before the text, and its codes are those that the model goes on from.
+"""
 
 from __future__ import annotations
 
+import copy
+import math
 import re
 from typing import Any
 
 from polymux.errors import InvalidRequestError
-from polymux.families.generate import DRAWING, SPEECH, Adapter, Call, GenerateFamily, Parts, Wish, told
+from polymux.families.generate import (
+    DRAWING,
+    REFERENCE,
+    SPEECH,
+    Adapter,
+    Call,
+    GenerateFamily,
+    Parts,
+    Wish,
+    told,
+)
 from polymux.request import SamplingParams
 
 SPEAKERS = ("S1", "S2")
@@ -17,6 +32,9 @@ _FRAME_PROMPT = 1  # frames that stand before the first one that is made
 class DiaAdapter(Adapter):
     def voices(self, parts: Parts) -> tuple[str, ...]:
         return SPEAKERS
+
+    def speaker_marks(self) -> tuple[str, ...]:
+        return tuple(f"[{speaker}]" for speaker in SPEAKERS)
 
     def sample_rate(self, parts: Parts) -> int:
         return int(parts.beside.config.sampling_rate)
@@ -39,27 +57,62 @@ class DiaAdapter(Adapter):
 
     def prepare(self, parts: Parts, wish: Wish) -> Call:
         encoder, model = parts.model.config.encoder_config, parts.model
-        count = len(parts.processor.tokenizer(wish.text).input_ids)
+        text = wish.text if wish.reference is None else _with_words(wish.text, wish.reference.text)
+        count = len(parts.processor.tokenizer(text).input_ids)
         most = encoder.max_position_embeddings
         if count > most:
-            raise InvalidRequestError(f"prompt: a sentence has {count} tokens: allowed are {most}", param="prompt")
-        inputs = parts.processor(text=[wish.text], padding=True, return_tensors="pt", **self._signs(parts))
+            param, what = ("prompt", "a sentence has") if wish.reference is None else ("ref_text", "with it there are")
+            raise InvalidRequestError(f"{param}: {what} {count} tokens: allowed are {most}", param=param)
+        inputs = parts.processor(text=[text], padding=True, return_tensors="pt", **self._signs(parts))
         given, longest = told(wish), self.longest(parts, 0) or 0
         ends = wish.params.max_new_tokens is None
+        heard = {}
+        if wish.reference is not None:
+            heard = {"text": text, "heard": wish.reference.samples}
+            longest -= math.ceil(len(wish.reference.samples) / parts.processor.feature_extractor.hop_length)
         # Its own default, a whole length of positions, leaves no room for the delay of its channels.
         steps = given.setdefault("max_new_tokens", longest)
-        return Call(arguments={**inputs.to(model.device), **given}, steps=steps, ends=ends)
+        if steps > longest or longest < 1:
+            what = f"it leaves room for {max(longest, 0)} new tokens, and {max(steps, 1)} are wanted"
+            raise InvalidRequestError(f"ref_audio: {what}", param="ref_audio")
+        return Call(arguments={**inputs.to(model.device), **given, **heard}, steps=steps, ends=ends)
 
     def run(self, parts: Parts, call: Call) -> Any:
-        codes = parts.model.generate(**call.arguments)
-        signs = {name: value for name, value in self._signs(parts).items() if name != "eos_token_id"}
-        return parts.processor.batch_decode(codes, **signs)[0]
+        arguments, begins = dict(call.arguments), None
+        signs = self._signs(parts)
+        if "heard" in arguments:  # here, because it calls the codec
+            text, samples = arguments.pop("text"), arguments.pop("heard")
+            processor = copy.copy(parts.processor)
+            processor.audio_tokenizer = _Codec(parts.beside)
+            made = processor(text=[text], audio=[samples], padding=True, return_tensors="pt", **signs)
+            arguments |= made.to(parts.model.device)
+            begins = parts.processor.get_audio_prompt_len(arguments["decoder_attention_mask"], **signs)
+        codes = parts.model.generate(**arguments)
+        del signs["eos_token_id"]
+        return parts.processor.batch_decode(codes, begins, **signs)[0]
 
     def _signs(self, parts: Parts) -> dict[str, Any]:
         config = parts.model.config
         names = ("eos_token_id", "pad_token_id", "bos_token_id")
         signs = {name: getattr(config.decoder_config, name) for name in names}
         return signs | {"delay_pattern": list(config.delay_pattern)}
+
+
+class _Codec:
+    """The codec as the processor knows it, which hands it sound in 32 bits, whatever its weights have."""
+
+    def __init__(self, codec: Any) -> None:
+        self._codec, self.config, self.device = codec, codec.config, codec.device
+
+    def encode(self, sound: Any) -> Any:
+        return self._codec.encode(sound.to(self._codec.dtype))
+
+
+def _with_words(text: str, said: str) -> str:
+    """A piece, after what is said in the recording. Unless that says itself who speaks, it is who speaks the piece."""
+    mark = _MARK.match(text)
+    assert mark is not None  # `pieces` made it
+    return f"{said} {text}" if _MARK.match(said) else f"{mark[0]} {said} {text}"
 
 
 DIA = GenerateFamily(
@@ -73,7 +126,7 @@ DIA = GenerateFamily(
     beside=("DacModel", "audio_tokenizer"),
     steps=("model.forward",),
     decoders=("audio_tokenizer",),
-    arguments=(*SPEECH, *DRAWING, "max_new_tokens", "guidance_scale"),
+    arguments=(*SPEECH, *REFERENCE, *DRAWING, "max_new_tokens", "guidance_scale"),
     warmup=SamplingParams(seed=0, max_new_tokens=24),
 )
 

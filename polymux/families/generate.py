@@ -19,6 +19,7 @@ from polymux.sampling import generation_arguments
 
 DRAWING = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
 SPEECH = ("voice", "speed")
+REFERENCE = ("ref_audio", "ref_text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +34,21 @@ class Parts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A recording of a voice to speak with: float32 samples (samples,) at the model's rate, and what is said in it."""
+
+    samples: Any
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Wish:
     """One piece of a request's text, and how to make sound of it."""
 
     text: str
     params: SamplingParams
     voice: str | None  # None: the model has none
+    reference: Reference | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +77,14 @@ class Adapter:
 
     def longest(self, parts: Parts, limit_s: float) -> int | None:
         """The most new tokens that a request may ask for; None: it makes no tokens."""
+        return None
+
+    def speaker_marks(self) -> tuple[str, ...]:
+        """What says in a text who speaks from there on."""
+        return ()
+
+    def embedding_size(self, parts: Parts) -> int | None:
+        """Values of the vector that a request may give as a voice."""
         return None
 
     def check(self, parts: Parts) -> str | None:
@@ -107,6 +125,7 @@ class GenerateFamily:
     steps: modules whose calls are its steps, by path.
     decoders: parts that make sound of codes or spectra.
     arguments: the fields of SamplingParams that it honours, beside seed.
+    unheard_because: why it cannot speak with the voice of a recording, if `arguments` has no ref_audio.
     extra: what extra_args may hold.
     merge: as in `base.Family`; nothing yet, and `unmerged_because` says why.
     warmup: the parameters of the generation that is made before the first request.
@@ -127,6 +146,7 @@ class GenerateFamily:
     steps: tuple[str, ...] = ()
     decoders: tuple[str, ...] = ()
     arguments: tuple[str, ...] = SPEECH
+    unheard_because: str = "its voices are its own"
     extra: tuple[str, ...] = ()
     merge: frozenset[str] = NOTHING
     unmerged_because: str = "each request has a cache of its own, and merging them is not proven"
@@ -136,6 +156,13 @@ class GenerateFamily:
 def told(wish: Wish) -> dict[str, Any]:
     """What the request says of how tokens are drawn, as arguments of `generate`."""
     return generation_arguments(wish.params) | wish.params.extra_args
+
+
+def no_control_tokens(tokenizer: Any, text: str, param: str = "prompt") -> None:
+    """Raises InvalidRequestError for a text that would not be read as text."""
+    for token in {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}:
+        if token in text:
+            raise InvalidRequestError(f"{param}: {token!r} is a control token of the model", param=param)
 
 
 def known_signs(text: str, known: Any) -> None:

@@ -17,6 +17,9 @@ class SpeechT5Adapter(Adapter):
     def sample_rate(self, parts: Parts) -> int:
         return int(parts.beside.config.sampling_rate)
 
+    def embedding_size(self, parts: Parts) -> int | None:
+        return int(parts.model.config.speaker_embedding_dim)
+
     def check(self, parts: Parts) -> str | None:
         size = parts.model.config.speaker_embedding_dim
         wrong = [f"{name} ({vector.size})" for name, vector in parts.voices.items() if vector.size != size]
@@ -30,9 +33,10 @@ class SpeechT5Adapter(Adapter):
         if count > most:
             raise InvalidRequestError(f"prompt: a sentence has {count} tokens: allowed are {most}", param="prompt")
         speaker = next(model.parameters()).new_zeros(1, model.config.speaker_embedding_dim)
-        vector = parts.voices.get(wish.voice or "")
+        given = wish.params.speaker_embedding
+        vector = parts.voices.get(wish.voice or "") if given is None else given
         if vector is not None:
-            speaker.copy_(speaker.new_tensor(vector.reshape(1, -1)))
+            speaker.copy_(speaker.new_tensor(vector).reshape(1, -1))
         own = {"threshold": _THRESHOLD, "minlenratio": _SHORTEST, "maxlenratio": _LONGEST} | wish.params.extra_args
         arguments = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask, **own}
         steps = max(int(count * own["maxlenratio"] / model.config.reduction_factor), 1)
@@ -55,7 +59,8 @@ SPEECHT5 = GenerateFamily(
     precise=True,
     steps=("speecht5.decoder.wrapped_decoder.forward",),
     decoders=("vocoder",),
-    arguments=SPEECH,
+    arguments=(*SPEECH, "speaker_embedding"),
+    unheard_because="their voices are vectors (x-vectors): give one as speaker_embedding",
     extra=("threshold", "minlenratio", "maxlenratio"),
 )
 

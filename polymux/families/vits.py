@@ -60,6 +60,7 @@ VITS = GenerateFamily(
     precise=True,
     decoders=("decoder",),
     arguments=(*SPEECH, "language"),
+    unheard_because="their speakers are those that they were trained with",
     extra=_OWN,
     unmerged_because="its lengths follow from drawn durations, and it is done in one pass",
 )

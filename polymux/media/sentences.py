@@ -17,6 +17,7 @@ _CLAUSE = re.compile(r"[,;:\u3001\uff0c\uff1b\uff1a\u060c\u061b\u2014]\s*")
 _SPACE = re.compile(r"\s+")
 _SHORT = re.compile(r"(?:^|\s)(?:[A-Z]|Dr|Mr|Mrs|Ms|Prof|St|vs|etc|e\.g|i\.e)\.$")  # an abbreviation, most likely
 _WIDE = 4  # a sign that stands for a syllable or a word takes about as long as so many letters
+_LOOK_BACK = 200  # signs that the end of a sentence may consist of
 _JOINERS = "\u200d\ufe0f"
 
 
@@ -37,6 +38,41 @@ def pieces(text: str, longest: int) -> list[str]:
     if len(made) > 1 and not _speakable(made[0]):
         made[:2] = [f"{made[0]} {made[1]}"]
     return [piece for piece in made if _speakable(piece)]
+
+
+class SentenceStream:
+    """The sentences of a text that comes in parts: each as soon as what follows shows that it has ended.
+
+    Those of the whole text, but that signs alone belong to what comes after them.
+    """
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._looked_at = 0  # no sentence ends before that
+
+    @property
+    def waiting(self) -> int:
+        """Characters that are not in a sentence yet."""
+        return len(self._text)
+
+    def add(self, part: str) -> list[str]:
+        self._text += part
+        found, start = [], 0
+        for match in _SENTENCE.finditer(self._text, max(0, self._looked_at - _LOOK_BACK)):
+            end = match.end()
+            if end == len(self._text):  # the next part may begin with more of its end
+                break
+            if not _SHORT.search(self._text, start, end) and _speakable(self._text[start:end]):
+                found.append(self._text[start:end].strip())
+                start = end
+        self._text = self._text[start:]
+        self._looked_at = len(self._text)
+        return found
+
+    def finish(self) -> list[str]:
+        """What is left, if it can be spoken; a new text may begin."""
+        rest, self._text, self._looked_at = self._text.strip(), "", 0
+        return [rest] if _speakable(rest) else []
 
 
 def _sentences(text: str) -> list[str]:

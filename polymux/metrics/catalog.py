@@ -131,7 +131,7 @@ LABELS = {  # what a label says, and which values it takes
     "`prompt_cache`: results of encoders, looked for at every call of one; `first_block`: calls of a denoiser, and "
     "those of which only the first block ran",
     "kind": "`allocated`: in use; `reserved`: with what the allocator keeps; `peak`: the most that was in use",
-    "method": "the HTTP method; `other` for one that is not a usual one",
+    "method": "the HTTP method, or `WEBSOCKET`; `other` for one that is not a usual one",
     "route": "the route's template, such as `/v1/images/generations`; `none` if the request reached no route",
     "status": "the HTTP status; `499`: the client left before there was an answer",
 }

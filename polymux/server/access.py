@@ -42,7 +42,7 @@ class Access:
         self._host = host.lower()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._refusal(scope) if scope["type"] == "http" else None
+        error = self._refusal(scope) if scope["type"] in ("http", "websocket") else None
         if error is None:
             await self.app(scope, receive, send)
         else:
@@ -50,10 +50,12 @@ class Access:
 
     def _refusal(self, scope: Scope) -> PolymuxError | None:
         headers = Headers(scope=scope)
+        # A page may open a WebSocket to anywhere, and read what comes back: that is never safe.
+        safe = scope["type"] == "http" and scope["method"] in SAFE_METHODS
         if not self._keys:
-            return None if scope["method"] in SAFE_METHODS else self._foreign(headers)
+            return None if safe else self._foreign(headers)
         path = scope["path"]
-        if (path in self._open or path.startswith(OPEN_FOLDERS)) and scope["method"] in SAFE_METHODS:
+        if safe and (path in self._open or path.startswith(OPEN_FOLDERS)):
             return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():

@@ -8,7 +8,24 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from polymux.server import audio, chat, errors, files, health, images, lora, models, playground, sleep, speech, videos
+from polymux.server import (
+    audio,
+    chat,
+    errors,
+    files,
+    health,
+    images,
+    lora,
+    models,
+    playground,
+    sleep,
+    speech,
+    speech_batch,
+    speech_socket,
+    transcriptions,
+    videos,
+    voices,
+)
 from polymux.server.access import Access, Cors
 from polymux.server.body import BodyLimit
 from polymux.server.http_metrics import CountRequests
@@ -31,7 +48,11 @@ def build_api(state: ServerState) -> FastAPI:
     """The routes, and nothing in front of them."""
     # No pages of FastAPI's own: they load foreign scripts.
     app = Api(title="polymux", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
-    for module in (images, files, chat, videos, audio, speech, models, lora, sleep, health, playground):
+    for module in (
+        *(images, files, chat, videos, audio, speech, speech_batch, speech_socket, voices, transcriptions),
+        *(models, lora, sleep, health, playground),
+    ):
         app.include_router(module.routes(state))
+    app.add_api_websocket_route("/{path:path}", errors.no_such_socket)
     errors.install(app)
     return app

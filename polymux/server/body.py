@@ -24,7 +24,7 @@ from polymux.errors import (
     ReceiveTimeoutError,
 )
 from polymux.server.deadline import set_deadline
-from polymux.server.errors import error_body, error_headers, from_validation, headers_too_large
+from polymux.server.errors import error_body, error_headers, error_response, from_validation, headers_too_large
 from polymux.server.json_guard import check_json
 from polymux.server.log import note
 from polymux.server_config import HttpConfig
@@ -74,6 +74,9 @@ class BodyLimit:
         self.held = _Held(limits.max_total_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -101,6 +104,17 @@ class BodyLimit:
             self.held.bytes -= body.held
         if body.failure is not None:
             await _refuse(body.failure, receive, send, linger=not body.arrived)
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A WebSocket has no body; how large its messages may be is told to the protocol."""
+        try:
+            _check_head_size(scope, self.limits.max_header_bytes)
+            set_deadline(scope, self.limits.request_timeout)
+        except PolymuxError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        scope.setdefault("state", {})["limits"] = self.limits
+        await self.app(scope, receive, send)
 
 
 class _Held:
@@ -171,7 +185,8 @@ class _CountedBody:
 def _check_head_size(scope: Scope, limit: int) -> None:
     """Raises HeadersTooLargeError. The parser in front counts only what has not come to its end: headers that arrive at
     once are there before it counts."""
-    line = len(scope["method"]) + len(scope.get("raw_path", b"")) + len(scope["query_string"]) + len(" ? HTTP/1.1\r\n")
+    method, path = scope.get("method", "GET"), scope.get("raw_path", b"")
+    line = len(method) + len(path) + len(scope["query_string"]) + len(" ? HTTP/1.1\r\n")
     if line + sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"]) > limit:
         raise headers_too_large(limit)
 

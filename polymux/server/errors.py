@@ -10,7 +10,7 @@ import re
 import reprlib
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, WebSocket
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -140,6 +140,14 @@ def _on_http_exception(request: Request, error: Exception) -> Response:
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
     detail = ErrorDetail(message=f"{request.method}: {error.detail}", type=kind, param=None, code=code)
     return JSONResponse(ErrorResponse(error=detail).model_dump(), error.status_code, error.headers)
+
+
+async def no_such_socket(socket: WebSocket) -> None:
+    """For a WebSocket to a path that has none."""
+    detail = ErrorDetail(
+        message="WEBSOCKET: Not Found", type="invalid_request_error", param=None, code=_HTTP_CODES[404]
+    )
+    await socket.send_denial_response(JSONResponse(ErrorResponse(error=detail).model_dump(), 404))
 
 
 def _on_disconnect(request: Request, error: Exception) -> Response:

@@ -12,8 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polymux.metrics import catalog
 from polymux.metrics.metrics import counter, histogram
+from polymux.server.log import SWITCHED
 
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WEBSOCKET"})
 CLIENT_LEFT = 499  # before there was an answer
 
 
@@ -28,7 +29,8 @@ class HttpMetrics:
 
     def count(self, scope: Scope, status: int, seconds: float) -> None:
         """A request has ended."""
-        method = scope["method"] if scope["method"] in _METHODS else "other"
+        method = scope.get("method", "WEBSOCKET")
+        method = method if method in _METHODS else "other"
         route = getattr(scope.get("route"), "path", "none")
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
@@ -44,15 +46,17 @@ class CountRequests:
         self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         status, started = CLIENT_LEFT, time.perf_counter()
 
         async def send_and_note(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 status = message["status"]
+            elif message["type"] == "websocket.accept":
+                status = SWITCHED
             await send(message)
 
         try:

@@ -61,6 +61,15 @@ class HttpProtocol(H11Protocol):
         else:
             self._refuse(BadHttpError(f"this is not valid HTTP/1.1: {str(error)[:200]}"))
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        headers = dict(event.headers)
+        if event.method != b"GET" or headers.get(b"sec-websocket-version") != b"13":
+            self._refuse(BadHttpError("a WebSocket is opened with GET and Sec-WebSocket-Version: 13"))
+        elif b"sec-websocket-key" not in headers:
+            self._refuse(BadHttpError("Sec-WebSocket-Key is missing"))
+        else:
+            super().handle_websocket_upgrade(event)
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._watch_sending()

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polymux.logs import FIELDS
@@ -24,10 +24,12 @@ logger = logging.getLogger("polymux.server")
 
 _SECRET = re.compile(r"(/v1/files/images/.{8})[^.]+")  # whoever knows the name of a picture has the picture
 _SANE_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+_ANSWERS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
+SWITCHED = 101  # the status of a WebSocket that was opened
 _QUIET = ("/health", "/live", "/ready", "/metrics")  # polled every few seconds
 
 
-def note(request: Request, body: BaseModel) -> None:
+def note(request: HTTPConnection, body: BaseModel) -> None:
     """What this request asks for: for the log, if it is to have it. The body itself is not kept."""
     if request.state.log_body:
         request.state.asked = shortened(body)
@@ -42,7 +44,7 @@ class RequestLog:
         self.with_bodies = with_bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
@@ -53,8 +55,9 @@ class RequestLog:
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
+            if message["type"] in _ANSWERS:
+                status = message.get("status", SWITCHED)
+                message.setdefault("headers", [])
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
@@ -65,7 +68,7 @@ class RequestLog:
         finally:
             fields: dict[str, object] = {
                 "request_id": request_id,
-                "method": scope["method"],
+                "method": scope.get("method", "WEBSOCKET"),
                 "path": _SECRET.sub(r"\1...", quote(scope["path"]))[:200],
                 "status": status,
                 "seconds": round(time.perf_counter() - started, 3),

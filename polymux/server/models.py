@@ -23,6 +23,8 @@ class ModelLimits(BaseModel):
     max_num_frames: int
     max_audio_seconds: float = Field(description="of one sound")
     max_prompt_length: int = Field(description="characters")
+    max_input_audio_seconds: float = Field(description="of a sound that is to be written down")
+    max_ref_audio_seconds: float = Field(description="of a recording of a voice to speak with")
     max_body_bytes: int
     max_total_body_bytes: int = Field(description="of all requests under way together")
     max_header_bytes: int
@@ -31,6 +33,7 @@ class ModelLimits(BaseModel):
     max_connections: int
     receive_timeout: float = Field(description="seconds that the headers, and then the body, may take to arrive")
     send_timeout: float = Field(description="seconds that a client may take nothing of its answer")
+    speech_idle_timeout: float = Field(description="seconds that a WebSocket for speech may be idle")
     request_timeout: float | None = Field(description="seconds until a request is given up; null: no limit")
     max_media_bytes: int = Field(description="of one file")
     max_total_media_bytes: int = Field(description="of the decoded media of all requests under way together")

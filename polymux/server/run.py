@@ -22,6 +22,7 @@ from polymux.errors import ConfigError
 from polymux.omni import AsyncOmni
 from polymux.server.app import build_app
 from polymux.server.http_protocol import protocol_for
+from polymux.server.speech_session import MAX_MESSAGE
 from polymux.server.state import ServerState
 from polymux.server_config import ServerConfig
 
@@ -55,6 +56,8 @@ async def _serve(engine: EngineConfig, config: ServerConfig) -> int:
     listener = listen(config)
     if config.video.video_dir is not None:
         await state.videos.open()  # before the model loads: what is wrong with it should not take minutes
+    if config.voices.voice_store is not None:
+        state.voices.open()
     stop, hurry = _signals()
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     print(f"Listening on {_url(config, listener)}", flush=True)
@@ -73,7 +76,9 @@ def http_config(state: ServerState) -> uvicorn.Config:
     config = uvicorn.Config(
         build_app(state),
         http=protocol_for(http),
-        ws="none",
+        ws="websockets-sansio",
+        ws_max_size=min(MAX_MESSAGE, http.max_body_bytes),
+        ws_per_message_deflate=False,  # sound does not get smaller by it, and memory is what it costs
         h11_max_incomplete_event_size=http.max_header_bytes,
         ssl_certfile=access.ssl_certfile,
         ssl_keyfile=access.ssl_keyfile,

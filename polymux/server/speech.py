@@ -1,4 +1,4 @@
-"""POST /v1/audio/speech: text in, speech out, as a file, or sentence by sentence as a stream. GET /v1/audio/voices.
+"""POST /v1/audio/speech: text in, speech out, as a file, or sentence by sentence as a stream.
 
 Translates between the body's words and the sampling parameters, and encodes. Whether the model can do it is checked
 behind it.
@@ -21,14 +21,16 @@ from polymux.errors import GenerationError, InvalidRequestError
 from polymux.media.audio import MEDIA_TYPES, AudioFormat
 from polymux.media.sound_stream import SoundStream
 from polymux.omni_output import OmniRequestOutput, samples_of
-from polymux.request import Capabilities, SamplingParams, SoundPiece
+from polymux.request import Capabilities, OutputChunk, Progress, SamplingParams, SoundPiece
 from polymux.server.audio import FILE, sound_answer
 from polymux.server.body import parse
 from polymux.server.byte_stream import ByteStream
+from polymux.server.deadline import within
 from polymux.server.errors import responses
 from polymux.server.generation import generate, while_connected
 from polymux.server.image_request import refusals_counted
-from polymux.server.speech_protocol import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage, VoiceList
+from polymux.server.recording import speech_params
+from polymux.server.speech_protocol import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
 from polymux.server.sse import STREAMED, StreamEvent, stream
 from polymux.server.state import ServerState
 
@@ -36,6 +38,7 @@ _SCHEMA = {"content": {"application/json": {"schema": SpeechRequest.model_json_s
 _FILE_OR_EVENTS = FILE | {"content": FILE["content"] | STREAMED[200]["content"]}
 _DEFAULT: AudioFormat = "mp3"  # OpenAI's
 
+Heard = Progress | OutputChunk | SoundPiece | OmniRequestOutput
 Piece = tuple[bytes, OmniRequestOutput | None]  # the next bytes of the file; the last ones come with the output
 
 
@@ -53,29 +56,26 @@ def routes(state: ServerState) -> APIRouter:
         with refusals_counted(state):
             body = await parse(request, SpeechRequest)
             state.note(request, body.model, body.user)
-            await _speaking_model(state)
+            can = await speaking_model(state)
             how = _streaming(body)
-        with _in_our_words():
-            return await _speech(state, request, body, how)
-
-    @router.get("/v1/audio/voices", responses=responses(400, 503))
-    async def list_voices() -> VoiceList:
-        """The voices of the model."""
-        can = await _speaking_model(state)
-        return VoiceList(voices=list(can.voices), default=can.voices[0], languages=list(can.languages))
+            params = await within(request, speech_params(state, body, can))
+        with in_our_words():
+            return await _speech(state, request, body, params, how)
 
     return router
 
 
-async def _speech(state: ServerState, request: Request, body: SpeechRequest, how: str | None) -> Response:
+async def _speech(
+    state: ServerState, request: Request, body: SpeechRequest, params: SamplingParams, how: str | None
+) -> Response:
     format = body.response_format or _DEFAULT
     if how is None:
-        output = await generate(state.omni, request, body.input, _params(body))
+        output = await generate(state.omni, request, body.input, params)
         return await asyncio.to_thread(sound_answer, output, format)
-    params = _params(body)
     if params.seed is None:  # the headers, which tell it, go out before the model's process has told one
         params = replace(params, seed=secrets.randbelow(2**32))
-    pieces = _pieces(state, request, body.input, params, format)
+    source = state.omni.stream(body.input, params, request_id=f"{request.state.request_id}-{uuid.uuid4().hex[:8]}")
+    pieces = pieces_of(while_connected(request, source), format)
     if how == "sse":
         return await stream(_events(pieces, format))
     first, _ = await anext(pieces)
@@ -93,30 +93,10 @@ def _streaming(body: SpeechRequest) -> str | None:
     return body.stream_format or ("audio" if body.stream else None)
 
 
-def _params(body: SpeechRequest) -> SamplingParams:
-    return SamplingParams(
-        voice=body.voice,
-        language=body.language,
-        instructions=body.instructions,
-        speed=body.speed,
-        seed=body.seed,
-        max_new_tokens=body.max_new_tokens,
-        temperature=body.temperature,
-        top_k=body.top_k,
-        top_p=body.top_p,
-        repetition_penalty=body.repetition_penalty,
-        guidance_scale=body.guidance_scale,
-        extra_args=body.extra_args or {},
-    )
-
-
-async def _pieces(
-    state: ServerState, request: Request, text: str, params: SamplingParams, format: AudioFormat
-) -> AsyncGenerator[Piece]:
-    """The bytes of the file as it grows. Raises PolymuxError."""
+async def pieces_of(source: AsyncGenerator[Heard], format: AudioFormat) -> AsyncGenerator[Piece]:
+    """The bytes of the file as it grows, of what `Generator.stream` gives; closes it. Raises PolymuxError."""
     file: SoundStream | None = None
-    source = state.omni.stream(text, params, request_id=f"{request.state.request_id}-{uuid.uuid4().hex[:8]}")
-    async with contextlib.aclosing(while_connected(request, source)) as events:
+    async with contextlib.aclosing(source) as events:
         async for event in events:
             if isinstance(event, SoundPiece):
                 samples = samples_of(event)
@@ -140,19 +120,22 @@ async def _bytes(pieces: AsyncGenerator[Piece]) -> AsyncGenerator[bytes]:
 
 
 async def _events(pieces: AsyncGenerator[Piece], format: AudioFormat) -> AsyncGenerator[StreamEvent | None]:
-    with _in_our_words():
+    with in_our_words():
         async with contextlib.aclosing(pieces):
             async for new, output in pieces:
                 if new:
                     yield SpeechDelta(audio=base64.b64encode(new).decode(), response_format=format)
                 if output is not None:
-                    read, steps = output.metrics.text_tokens, output.metrics.steps
-                    usage = SpeechUsage(input_tokens=read, output_tokens=steps, total_tokens=read + steps)
-                    yield SpeechDone(usage=usage, seed=output.seeds[0])
+                    yield SpeechDone(usage=usage_of(output), seed=output.seeds[0])
+
+
+def usage_of(output: OmniRequestOutput) -> SpeechUsage:
+    read, steps = output.metrics.text_tokens, output.metrics.steps
+    return SpeechUsage(input_tokens=read, output_tokens=steps, total_tokens=read + steps)
 
 
 @contextlib.contextmanager
-def _in_our_words() -> Iterator[None]:
+def in_our_words() -> Iterator[None]:
     """What is wrong with a prompt is wrong with `input` here."""
     try:
         yield
@@ -163,7 +146,7 @@ def _in_our_words() -> Iterator[None]:
         raise type(error)(message, param="input") from None
 
 
-async def _speaking_model(state: ServerState) -> Capabilities:
+async def speaking_model(state: ServerState) -> Capabilities:
     """What the model can do. Raises NotReadyError, and InvalidRequestError if it does not speak."""
     can = await state.model()
     if can.voices:

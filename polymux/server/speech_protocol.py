@@ -1,4 +1,4 @@
-"""The bodies and events of /v1/audio/speech and /v1/audio/voices, in OpenAI's shape."""
+"""The body and events of /v1/audio/speech, in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _VOICE = {
 Voice = Annotated[str, BeforeValidator(_name_of), WithJsonSchema(_VOICE)]
 
 
-class SpeechRequest(Body):
-    """POST /v1/audio/speech. A field that is null counts as not given."""
+class SpeechFields(Body):
+    """How to speak, and as which kind of file: what every route for speech takes. null counts as not given."""
 
-    input: str = Field(description="the text, of any length: it is spoken sentence by sentence, and all of it")
     model: str | None = None
     voice: Voice | None = Field(
         None, validation_alias=AliasChoices("voice", "speaker"), description="one of GET /v1/audio/voices"
     )
+    ref_audio: str | None = Field(
+        None, description="data: or http(s) URL of a recording of the voice to speak with, for models that take it"
+    )
+    ref_text: str | None = Field(None, description="what is said in ref_audio")
+    speaker_embedding: tuple[float, ...] | None = Field(None, description="a vector in place of a voice, likewise")
     instructions: str | None = Field(None, description="how to speak, for models that take it")
     response_format: AudioFormat | None = Field(None, description="default mp3; pcm: 16 bits, little-endian")
     speed: float | None = Field(None, description="0.25 to 4, at the same pitch")
-    stream_format: Literal["audio", "sse"] | None = Field(
-        None, description="answer while the model speaks: with the file's bytes, or with server-sent events"
-    )
-    stream: bool | None = Field(None, description="true: as stream_format says, audio if it is not given")
     language: str | None = Field(None, description="for models that take one")
     seed: int | None = Field(None, description="left out: drawn, and told in the header x-seed")
     max_new_tokens: int | None = Field(None, description="of each sentence, which is cut there")
@@ -62,12 +62,14 @@ class SpeechRequest(Body):
     user: str | None = Field(None, max_length=256, description="appears in the server's log line")
 
 
-class VoiceList(BaseModel):
-    """GET /v1/audio/voices"""
+class SpeechRequest(SpeechFields):
+    """POST /v1/audio/speech. A field that is null counts as not given."""
 
-    voices: list[str]
-    default: str = Field(description="speaks if a request names none")
-    languages: list[str] = Field(description="that a request may name; empty: it has no say")
+    input: str = Field(description="the text, of any length: it is spoken sentence by sentence, and all of it")
+    stream_format: Literal["audio", "sse"] | None = Field(
+        None, description="answer while the model speaks: with the file's bytes, or with server-sent events"
+    )
+    stream: bool | None = Field(None, description="true: as stream_format says, audio if it is not given")
 
 
 class SpeechUsage(BaseModel):

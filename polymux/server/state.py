@@ -12,7 +12,7 @@ from typing import Protocol
 
 from fastapi import Request
 
-from polymux.config import EngineConfig, video_dir
+from polymux.config import EngineConfig, data_dir
 from polymux.errors import InvalidRequestError, ModelNotFoundError
 from polymux.media.source import MediaLoader
 from polymux.metrics import Metrics
@@ -24,6 +24,7 @@ from polymux.server.adapter_files import AdapterFiles
 from polymux.server.http_metrics import HttpMetrics
 from polymux.server.image_store import ImageStore
 from polymux.server.video_jobs import VideoJobs
+from polymux.server.voice_store import Voices
 from polymux.server_config import ServerConfig
 
 WORDS: dict[Modality, str] = {"image": "pictures", "video": "video", "audio": "sound", "text": "text"}
@@ -89,7 +90,8 @@ class ServerState:
         self.media = MediaLoader(config.media)
         self.adapters = AdapterFiles(config.adapter_files)
         self.image_files = ImageStore(config.files)
-        self.videos = VideoJobs(omni, config.video, video_dir(config))
+        self.videos = VideoJobs(omni, config.video, data_dir(config, config.video.video_dir, "videos"))
+        self.voices = Voices(config.voices, data_dir(config, config.voices.voice_store, "voices"))
         self.http_metrics = HttpMetrics()
         self.created = int(time.time())
 
@@ -97,6 +99,7 @@ class ServerState:
         """Gives back what the routes share. The generator belongs to whoever made it."""
         await self.videos.close()
         await self.media.aclose()
+        self.voices.close()
 
     @property
     def model_names(self) -> tuple[str, ...]:

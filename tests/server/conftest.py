@@ -20,6 +20,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def speaker(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One that speaks."""
+    with serving(tiny_checkpoint("vits"), tmp_path_factory.mktemp("speaker"), "--max-num-seqs", "4") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def video_server(
     tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Server, Path]]:

@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,6 @@ BODY: dict[str, Any] = {
 }
 LIMITS = MediaLimits(file_bytes=10**8, pixels=10**6, frames=100, seconds=100)
 LONG = "one word more. " * 2000  # of half a minute of audio per hundred
-
-
-@pytest.fixture(scope="module")
-def speaker(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tiny_checkpoint("vits"), tmp_path_factory.mktemp("speaker"), "--max-num-seqs", "4") as running:
-        yield running
 
 
 def say(server: Server, **fields: Any) -> httpx.Response:
@@ -146,13 +140,15 @@ def test_other_refusals(speaker: Server) -> None:
     assert say(speaker, model="other").status_code == 404
     assert error_of(say(speaker, stream=False, stream_format="sse"))["param"] == "stream_format"
     assert error_of(say(speaker, tone="x"))["param"] == "tone"
+    heard = speaker.http.post("/v1/audio/transcriptions", files={"file": ("a.wav", say(speaker).content)})
+    assert heard.status_code == 400 and error_of(heard)["param"] == "model"
     pictures = speaker.post({"model": MODEL, "prompt": "a"})
     assert pictures.status_code == 400 and error_of(pictures)["param"] == "model"
 
 
 def test_voices(speaker: Server) -> None:
     voices = speaker.http.get("/v1/audio/voices").json()
-    assert voices == {"voices": ["0", "1"], "default": "0", "languages": []}
+    assert voices == {"voices": ["0", "1"], "default": "0", "languages": [], "uploaded_voices": []}
     (model,) = speaker.http.get("/v1/models").json()["data"]
     assert model["capabilities"]["voices"] == ["0", "1"] and "speed" in model["capabilities"]["fields"]
     first, named, other = (say(speaker, voice=voice).content for voice in (None, {"id": "0"}, "1"))

@@ -88,6 +88,19 @@ def qwen_tokenizer(
     return tok
 
 
+def whisper_tokenizer(languages: Sequence[str], seconds: int) -> T.WhisperTokenizer:
+    """With the special tokens of multilingual ones in their order, and a timestamp for every fiftieth of a second."""
+    vocab, merges = _bpe()
+    ends = {"<|endoftext|>": len(vocab)}
+    tok = T.WhisperTokenizer(vocab=dict(vocab) | ends, merges=list(merges))
+    tasks = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
+    tok.add_special_tokens({"additional_special_tokens": [
+        f"<|{name}|>" for name in ("startoftranscript", *languages, *tasks)
+    ]})  # fmt: skip
+    tok.add_tokens([f"<|{i / 50:.2f}|>" for i in range(seconds * 50 + 1)])
+    return tok
+
+
 def clip_tokenizer(pad: str = "<|endoftext|>") -> T.CLIPTokenizer:
     vocab, merges = _bpe("</w>")
     vocab = dict(vocab)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polymux.media.sentences import length, pieces
+from polymux.media.sentences import SentenceStream, length, pieces
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,40 @@ def test_all_of_the_text_is_there_and_no_piece_is_too_long(text: str, longest: i
     for piece in made:
         spoken = re.sub(r"[.!?,;。、\s\u0301\u200d-]", "", piece)  # signs alone go with what is beside them
         assert length(spoken) <= max(longest, 8 if "\u200d" in piece else 4)
+
+
+def streamed(text: str, size: int) -> list[str]:
+    stream = SentenceStream()
+    made = [sentence for i in range(0, len(text), size) for sentence in stream.add(text[i : i + size])]
+    made += stream.finish()
+    assert stream.waiting == 0 and stream.finish() == []
+    return made
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hello there. Second sentence.", "Dr. Smith paid 3.50 dollars! Really?!", '"Yes." he said... And so on',
+        "今天天气很好。我们去公园吧！好吗？", "「好。」他说。", "यह अच्छा है। चलो।",
+        "A title\n\nand a paragraph", "", " ", "no end",
+    ],
+)  # fmt: skip
+def test_sentences_of_parts_are_those_of_the_whole(text: str, size: int) -> None:
+    assert streamed(text, size) == pieces(text, 10**6)
+
+
+def test_a_sentence_comes_when_the_next_begins() -> None:
+    stream = SentenceStream()
+    assert [stream.add(part) for part in ("Hello", ".", ".", " ", "3.", "5 of it", "。", "”", "x")] == [
+        [], [], [], ["Hello.."], [], [], [], [], ["3.5 of it。”"]
+    ]  # fmt: skip
+    assert stream.waiting == 1 and stream.finish() == ["x"]
+    assert streamed("... Well ... ... yes. ...", 3) == ["... Well ...", "... yes."]
+
+
+@given(st.text(alphabet=' .!?a\n。」"Dr,', max_size=60), st.integers(1, 5))
+def test_nothing_that_is_spoken_is_lost(text: str, size: int) -> None:
+    letters = re.sub(r"[^aDr]", "", text)
+    assert re.sub(r"[^aDr]", "", "".join(streamed(text, size))) == letters
+    assert streamed(text, size) == streamed(text, 1)

@@ -15,7 +15,24 @@ from polymux.config import EngineConfig
 from polymux.errors import PolymuxError
 from polymux.knobs import groups_of
 from polymux.sampling import FIELDS as SAMPLING_FIELDS
-from polymux.server import audio, chat, errors, files, health, images, lora, models, playground, sleep, speech, videos
+from polymux.server import (
+    audio,
+    chat,
+    errors,
+    files,
+    health,
+    images,
+    lora,
+    models,
+    playground,
+    sleep,
+    speech,
+    speech_batch,
+    speech_socket,
+    transcriptions,
+    videos,
+    voices,
+)
 from polymux.server.audio import AudioGenerationRequest
 from polymux.server.chat_protocol import ChatRequest
 from polymux.server.protocol import (
@@ -68,7 +85,7 @@ def test_fields_of_sound() -> None:
 
 def test_fields_of_speech() -> None:
     text = (Path(__file__).parents[3] / "docs" / "speech.md").read_text()
-    tables = text.split("\n## What a request may say\n")[1].split("\n## Loading\n")[0]
+    tables = text.split("\n## What a request may say\n")[1].split("\n## POST /v1/audio/speech/batch\n")[0]
     rows = [line.split("|")[1] for line in tables.splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
     assert named - {"speaker"} == {*SpeechRequest.model_fields, *SAMPLING_FIELDS, "seed", "extra_args"} - {"user"}
@@ -99,9 +116,11 @@ def test_every_flag_that_is_named_exists() -> None:
 
 def test_routes() -> None:
     state = ServerState(FakeOmni(), ServerConfig())
-    modules = (images, files, chat, videos, audio, speech, lora, models, sleep, health, playground)
+    sounding = (audio, speech, speech_batch, speech_socket, transcriptions, voices)
+    modules = (images, files, chat, videos, *sounding, lora, models, sleep, health, playground)
     routes: list[Any] = [route for module in modules for route in module.routes(state).routes]
-    found = {f"{method} {r.path}" for r in routes for method in r.methods if not r.path.startswith("/playground/")}
+    routes = [route for route in routes if not route.path.startswith("/playground/")]
+    found = {f"{method} {r.path}" for r in routes for method in getattr(r, "methods", ("WS",))}
     documented = {
         name.replace("models/NAME", "models/{name:path}").replace("/ID", "/{video_id}")
         for name in first_cells("Routes")

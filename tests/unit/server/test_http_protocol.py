@@ -155,11 +155,19 @@ async def test_broken_http_is_logged_without_what_was_sent(caplog: pytest.LogCap
     assert "SECRET" not in caplog.text
 
 
-async def test_a_websocket_is_not_there() -> None:
+@pytest.mark.parametrize(
+    ("method", "headers", "status"),
+    [
+        ("GET", {}, 400), ("GET", {"Sec_WebSocket_Version": "13"}, 400), ("GET", {"Sec_WebSocket_Key": "a" * 24}, 400),
+        ("POST", {"Sec_WebSocket_Version": "13", "Sec_WebSocket_Key": "AAAAAAAAAAAAAAAAAAAAAA=="}, 400),
+        ("GET", {"Sec_WebSocket_Version": "13", "Sec_WebSocket_Key": "AAAAAAAAAAAAAAAAAAAAAA=="}, 404),
+    ],
+)  # fmt: skip
+async def test_a_websocket_that_is_none(method: str, headers: dict[str, str], status: int) -> None:
     async with listening() as port:
-        sent = request("GET", "/v1/realtime", Upgrade="websocket").replace(b"close", b"Upgrade")
-        answer = await exchange(port, sent.replace(b"\r\n\r\n", b"\r\nx: y\r\n\r\n"), request())
-        assert answer.status == 404
+        sent = request(method, "/v1/nothing", Upgrade="websocket", **headers).replace(b"close", b"Upgrade")
+        answer = await exchange(port, sent)
+        assert answer.status == status and answer.error["code"] == ("unknown_url" if status == 404 else "invalid_http")
 
 
 async def test_an_answer_that_nobody_reads_is_given_up() -> None:

@@ -17,8 +17,8 @@ from polymux.testing.tiny.tokenizers import llama_tokenizer, qwen_tokenizer, siz
 from polymux.testing.tiny.weights import filled
 
 CSM_CHAT = (
-    "{{ '<|begin_of_text|>' }}{%- for m in messages %}[{{ m.role }}]"
-    "{%- for c in m.content %}{{ c.text }}{%- endfor %}<|end_of_text|>{%- endfor %}"
+    "{%- for m in messages %}{{ '<|begin_of_text|>[' + m.role + ']' + m.content[0].text + '<|end_of_text|>' }}"
+    "{%- if m.content | length > 1 %}{{ '<|AUDIO|><|audio_eos|>' }}{%- endif %}{%- endfor %}"
 )
 
 
@@ -28,16 +28,16 @@ def csm(ctx: Ctx) -> list[Saveable]:
     ids = tok.convert_tokens_to_ids
     books, codes = 4, 32
     config = T.CsmConfig(
-        num_codebooks=books, vocab_size=codes + 3, text_vocab_size=size_of(tok), hidden_size=32, intermediate_size=64,
+        num_codebooks=books, vocab_size=2 * codes, text_vocab_size=size_of(tok), hidden_size=32, intermediate_size=64,
         num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=512,
         pad_token_id=ids("<|endoftext|>"), codebook_pad_token_id=codes + 2, codebook_eos_token_id=0,
         bos_token_id=ids("<|begin_of_text|>"), audio_token_id=ids("<|AUDIO|>"), audio_eos_token_id=ids("<|audio_eos|>"),
         depth_decoder_config=dict(
-            num_codebooks=books, backbone_hidden_size=32, vocab_size=codes + 3, hidden_size=32, intermediate_size=64,
+            num_codebooks=books, backbone_hidden_size=32, vocab_size=2 * codes, hidden_size=32, intermediate_size=64,
             num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
             max_position_embeddings=books + 1,
         ),
-        # twice as many as codes: random weights emit special ones too, which a trained model does not
+        # as many codes as the model writes: with random weights it writes special ones too, and any may be heard
         codec_config=mimi_config(books, 2 * codes).to_dict(),
     )
     model = filled(ctx, T.CsmForConditionalGeneration(config))

@@ -1,0 +1,60 @@
+"""What a family of models of transformers declares that write down what is said in a sound.
+
+Like a family that speaks (`families.generate`), with a sound in place of a text, and a transcript in place of a sound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from polymux.families.generate import Adapter, Call, GenerateFamily, Parts
+from polymux.request import Modality, SamplingParams, Segment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    """A sound, float32 samples (samples,) at the model's rate; what was said before it; and how to write."""
+
+    samples: Any
+    before: str | None
+    params: SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transcript:
+    """`language`: as the model heard it, if it tells."""
+
+    text: str
+    segments: list[Segment]
+    language: str | None
+    tokens: int  # that it wrote
+
+
+class HearingAdapter(Adapter):
+    """Between a sound and a model of one family."""
+
+    def hears_at(self, parts: Parts) -> int:
+        """Samples per second."""
+        raise NotImplementedError
+
+    def timestamps(self, parts: Parts) -> bool:
+        """Whether its segments say when they were said."""
+        raise NotImplementedError
+
+    def prepare_heard(self, parts: Parts, heard: Heard) -> Call:
+        """The arguments, before any work is done. Raises InvalidRequestError for what it cannot hear."""
+        raise NotImplementedError
+
+    def write(self, parts: Parts, call: Call) -> Transcript:
+        """Call the model."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class HearingFamily(GenerateFamily):
+    """One family of such models. `adapter` is a HearingAdapter."""
+
+    adapter: HearingAdapter
+    modality: Modality = "text"
+    speaks: bool = False
