@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from polymux.attention import AttentionConfig, AttentionSpec
 from polymux.errors import PolymuxError
+from polymux.parallel_config import DiffusionParallelConfig
 from polymux.request import (
     LoRARequest,
     OmniDiffusionSamplingParams,
@@ -24,6 +25,7 @@ __all__ = [
     "AsyncOmni",
     "AttentionConfig",
     "AttentionSpec",
+    "DiffusionParallelConfig",
     "LoRARequest",
     "Omni",
     "OmniDiffusionSamplingParams",

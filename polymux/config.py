@@ -22,6 +22,7 @@ import msgspec
 from polymux.attention import BACKENDS, AttentionConfig, AttentionSpec
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, build, knob
+from polymux.parallel_config import DiffusionParallelConfig, flattened
 from polymux.server_config import AccessConfig, ServerConfig
 
 DTYPES = ("auto", "bf16", "fp16", "fp32")
@@ -297,10 +298,12 @@ class EngineConfig:
     attention: AttentionChoiceConfig = field(default_factory=AttentionChoiceConfig)
     caches: CacheConfig = field(default_factory=CacheConfig)
     speech: SpeechConfig = field(default_factory=SpeechConfig)
+    parallel: DiffusionParallelConfig = field(default_factory=DiffusionParallelConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         memory = self.memory
+        self.parallel.check_beside(cache_backend=self.caches.cache_backend, dlo_use_allgather=memory.dlo_use_allgather)
         if self.caches.threshold is not None:
             for name in memory.STRATEGIES[1:]:  # these may stream the blocks that the cache leaves out
                 if getattr(memory, name) not in (False, None):
@@ -309,7 +312,7 @@ class EngineConfig:
     @classmethod
     def from_flat(cls, **values: Any) -> EngineConfig:
         """From keyword arguments as `Omni(...)` takes them. Raises ConfigError on an unknown or impossible one."""
-        return build(cls, values)
+        return build(cls, flattened(values))
 
 
 def hub_offline() -> bool:

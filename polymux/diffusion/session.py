@@ -82,6 +82,7 @@ class Session(CallOwner):
     blocked_on: Call | None = None
     coroutine: Coroutine | None = None
     cancelled: bool = False
+    made: int = 0  # calls so far
     casts: dict[Weights, torch.dtype] = field(default_factory=dict)  # of components' weights, while it is suspended
 
     def open(self, pipeline: Any, run: Callable[[Any], Any]) -> None:
@@ -174,6 +175,7 @@ class Session(CallOwner):
         state = TorchState.now(self.settings.device.type)
         adapters = component.tuned.mine(self.adapters)
         call = Call(self, component, method, arguments, state, component.weights.cast_to, adapters, branch)
+        call.number = self.made = self.made + 1
         known = self.tap.answer(call)
         if known is not None:
             return known[0]

@@ -31,7 +31,7 @@ LAYERS = (
     ("diffusion",),
     ("interpolation",),
     ("loading",),
-    ("memory",),
+    ("memory", "parallel"),
     ("media", "families"),
     (
         "validation",
@@ -43,6 +43,7 @@ LAYERS = (
         "server_config",
         "attention",
         "knobs",
+        "parallel_config",
         "request",
         "errors",
         "version",

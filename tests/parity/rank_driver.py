@@ -1,0 +1,174 @@
+"""Tiny pipelines on several ranks, one after the other; prints a line of JSON about each.
+
+    python -m parity.rank_driver FOLDER NAME... [--cfg-parallel-size N]      rank 0, which starts the others
+
+Run from the folder of the tests. Each pipeline makes the same requests on one rank (of rank 0, alone) and on all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore
+
+from polymux.config import EngineConfig
+from polymux.engine import follower
+from polymux.engine.diffusion_engine import DiffusionEngine
+from polymux.engine.executor import Executor
+from polymux.engine.followers import Followers
+from polymux.engine.led_scheduler import FollowScheduler, LeadScheduler
+from polymux.engine.no_outputs import NoOutputs
+from polymux.engine.rank_link import Link
+from polymux.engine.rank_messages import Meet, ToRank
+from polymux.errors import PolymuxError
+from polymux.loading import load_pipeline
+from polymux.messages import Stop
+from polymux.parallel.mesh import Mesh
+from polymux.request import Event, Failed, Finished, Request
+from polymux.testing.tiny import TINY
+
+from .reference import distance, request, takes_steps
+from .test_families import EIGHT_BITS, another, arrays
+
+CPU = torch.device("cpu")
+PARALLEL = ("cfg_parallel_size",)
+
+
+class Case:
+    """One pipeline and what is asked of it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        spec = TINY[name]
+        self.name = name
+        self.config = EngineConfig.from_flat(model=str(folder / name), max_batched_tokens=2**14)
+        self.pipeline = load_pipeline(self.config.model, CPU, torch.float32, components=dict(spec.load))
+        self.call = dict(spec.call)
+        self.steps = self.call.pop("num_inference_steps", 2)
+
+    def requests(self) -> list[Request]:
+        """Two that differ in prompt, seed and steps; one of them with two outputs."""
+        counted, kind = takes_steps(self.pipeline), "latent" if self.name in EIGHT_BITS else "np"
+        first = self.call | ({"num_inference_steps": self.steps} if counted else {})
+        second = another(self.name, self.call) | ({"num_inference_steps": self.steps + 1} if counted else {})
+        return [request(first, "a", 1, kind, n=2), request(second, "b", 2, kind), request(second, "left", 3, kind)]
+
+    def engine(self, mesh: Mesh | None = None, **flat: Any) -> DiffusionEngine:
+        config = EngineConfig.from_flat(model=self.name, max_batched_tokens=2**14, **flat)
+        return DiffusionEngine(config, self.pipeline, CPU, **({} if mesh is None else {"mesh": mesh}))
+
+
+def drive(engine: DiffusionEngine | Executor, requests: list[Request]) -> dict[str, Event]:
+    """The last event of each request; one of them is left half-way."""
+    for asked in requests:
+        engine.add(asked)
+    while engine.stats.steps < 1:
+        engine.step()
+    engine.abort("left")
+    last: dict[str, Event] = {}
+    while engine.busy:
+        last |= {event.request_id: event for event in engine.step()}
+    return last
+
+
+def lead(folder: Path, names: list[str], flat: dict[str, Any]) -> None:
+    config = EngineConfig.from_flat(model="x", **flat)
+    command = (sys.executable, "-m", "parity.rank_driver", "--follow", str(folder), *names)
+    followers = Followers(config, give_up, command)
+    store = TCPStore("127.0.0.1", 0, config.parallel.world_size, is_master=True, wait_for_workers=False)
+    followers.tell(Meet(store.port))
+    mesh = Mesh.join(config.parallel, 0, store, CPU)
+    for name in names:
+        begin = time.monotonic()
+        case = Case(folder, name)
+        plain = case.engine()
+        wanted = drive(plain, case.requests())
+        plain.close()
+        try:
+            engine = case.engine(mesh, **flat)
+        except PolymuxError as error:
+            print(json.dumps({"name": name, "refused": str(error)}), flush=True)
+            continue
+        inner = engine.scheduler
+        engine.scheduler = scheduler = LeadScheduler(inner, followers, mesh.degree("cfg"), engine.split.parts)  # type: ignore[arg-type, union-attr]
+        followers.wait_until_up()
+        done = drive(Executor(engine, scheduler, followers), case.requests())
+        followers.tell(Stop())
+        engine.close()
+        said = {"name": name, "divided": engine.split.divided, "undivided": sorted(engine.split.undivided)}  # type: ignore[union-attr]
+        said["seconds"] = round(time.monotonic() - begin, 1)
+        print(json.dumps(said | compared(done, wanted)), flush=True)
+    followers.close()
+
+
+def compared(done: dict[str, Event], wanted: dict[str, Event]) -> dict[str, Any]:
+    failed = [
+        event.error.message for event in done.values() if isinstance(event, Failed) and event.request_id != "left"
+    ]
+    if failed:
+        return {"failed": failed}
+    pairs = [
+        (name, index)
+        for name, event in wanted.items()
+        if isinstance(event, Finished)
+        for index in range(len(event.seeds))
+    ]
+    worst = max(distance(arrays(done[name], index), arrays(wanted[name], index)) for name, index in pairs)
+    return {"distance": worst, "aborted": isinstance(done["left"], Failed), "outputs": len(pairs)}
+
+
+def give_up(error: PolymuxError) -> None:
+    print(error, file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def follow(folder: Path, names: list[str], config: EngineConfig, rank: int, link: Link[ToRank]) -> Any:
+    """All but the last, of which the caller sees to the end."""
+    meet = link.receive()
+    assert isinstance(meet, Meet)
+    store = TCPStore("127.0.0.1", meet.port, config.parallel.world_size, is_master=False)
+    mesh = Mesh.join(config.parallel, rank, store, CPU)
+    flat = {name: getattr(config.parallel, name) for name in PARALLEL}
+    engines = (made for name in names if (made := one(Case(folder, name), mesh, flat, link)) is not None)
+    last = None
+    for engine in engines:
+        if last is not None:
+            follower.Follower(link, last).run()
+        last = engine
+    return last
+
+
+def one(case: Case, mesh: Mesh, flat: dict[str, Any], link: Link[ToRank]) -> DiffusionEngine | None:
+    try:
+        engine = case.engine(mesh, **flat)
+    except PolymuxError:
+        return None
+    engine.scheduler = FollowScheduler(link)
+    engine.outputs.close()
+    engine.outputs = NoOutputs(engine.outputs.chunk_bytes)
+    return engine
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--follow", action="store_true")
+    parser.add_argument("--fd")
+    parser.add_argument("--cfg-parallel-size", type=int, default=1)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="+")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    if asked.follow:
+        words = ["--fd", asked.fd]
+        os._exit(follower.main(words, lambda *of_rank: follow(asked.folder, asked.names, *of_rank)))
+    lead(asked.folder, asked.names, {name: getattr(asked, name) for name in PARALLEL})
+
+
+if __name__ == "__main__":
+    main()
