@@ -1,7 +1,7 @@
 """A stage process of several ranks whose engines compute nothing. Started as `python fake_ranks.py --fd N`; no torch.
 
-Prompts, beside those of `fake_stage`: "raise on R" (rank R's step raises), "note FOLDER" (each rank writes a file there,
-named by its number, with the request's seed). Model "restless on R": rank R refuses to sleep.
+Prompts, beside those of `fake_stage`: "raise on R" (rank R's step raises), "note FOLDER" (each rank writes a file
+there, named by its number, with the request's seed). Model "restless on R": rank R refuses to sleep.
 """
 
 from __future__ import annotations
