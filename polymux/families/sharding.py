@@ -31,15 +31,20 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Gather:
-    """From here on all ranks have the whole sequence again: of a module's argument, or of its output."""
+    """From here on all ranks have the whole sequence again: of what this module returns, at a position in it."""
 
     module: str
-    argument: str | None = None
     output: int = 0
     dim: int = 1
 
 
-SequencePlan = tuple[Split | Gather, ...]
+@dataclass(frozen=True, kw_only=True)
+class SequencePlan:
+    """steps: where the sequence is split, and where it is whole again. attention: the layers whose attention sees the
+    tokens of all ranks; () for all that go through diffusers' dispatcher."""
+
+    steps: tuple[Split | Gather, ...]
+    attention: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
