@@ -81,8 +81,8 @@ _SOUNDING = (
     vits,
 )
 _GENERATE_FAMILIES: tuple[GenerateFamily, ...] = tuple(family for module in _SOUNDING for family in module.FAMILIES)
-_SHARDINGS: tuple[Sharding, ...] = ()
-_BY_DENOISER = {model: sharding for sharding in _SHARDINGS for model in sharding.models}
+_SHARDINGS = (*hunyuan.SHARDING, *ltx.SHARDING, *stable_diffusion.SHARDING, *wan.SHARDING, *z_image.SHARDING)
+_SHARDING_BY_MODEL = {model: sharding for sharding in _SHARDINGS for model in sharding.models}
 _BY_MODEL = {model: family for family in _GENERATE_FAMILIES for model in family.models}
 
 
@@ -108,4 +108,4 @@ def generate_family_of(model: str) -> GenerateFamily | None:
 
 def sharding_of(model: str) -> Sharding | None:
     """How a class of models may be divided among ranks; None if no family declares it."""
-    return _BY_DENOISER.get(model)
+    return _SHARDING_BY_MODEL.get(model)

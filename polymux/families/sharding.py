@@ -49,26 +49,29 @@ class SequencePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """A layer of which each rank has a part.
+    """Layers of which each rank has a part. Those of one plan that a model lacks are passed over.
 
-    layer: its path.
-    by: "column", its outputs are divided; "row", its inputs are, and the ranks' results are added up; "norm", the
-        layer norms what column layers give, across all ranks; "vector", its parameters lie along the divided channels.
+    layer: their path.
+    by: "column", the outputs are divided; "row", the inputs are, and what the ranks make of them is added up; "norm",
+        it norms what column layers give, across all ranks; "result", of what it returns a rank takes its part: along
+        the heads of (batch, heads, tokens, channels), else along the last dimension.
     parts: proportions of what is packed into the divided dimension one behind the other, each divided for itself;
         or the name of the layer's attribute that holds them.
     """
 
     layer: str
-    by: Literal["column", "row", "norm", "vector"]
+    by: Literal["column", "row", "norm", "result"]
     parts: tuple[int, ...] | str = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorPlan:
-    """cuts: the divided layers. heads: attributes, by path, that count heads or channels and are divided too."""
+    """cuts: the divided layers. heads: attributes that count heads, by path, and are divided too. counts: numbers in
+    the model's config that must divide."""
 
     cuts: tuple[Cut, ...]
     heads: tuple[str, ...] = ()
+    counts: tuple[str, ...] = ("num_attention_heads",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,3 +81,19 @@ class Sharding:
     models: tuple[str, ...]
     sequence: SequencePlan | None = None
     tensor: TensorPlan | None = None
+
+
+def attention_cuts(path: str, *, norms: bool = False, joint: bool = False) -> tuple[Cut, ...]:
+    """Of an attention layer as diffusers names its parts. norms: queries and keys are normed across heads. joint: the
+    tokens of a second stream have projections of their own."""
+    added = ("add_q_proj", "add_k_proj", "add_v_proj") if joint else ()
+    columns = tuple(Cut(layer=f"{path}.{name}", by="column") for name in ("to_q", "to_k", "to_v", *added))
+    rows = tuple(Cut(layer=f"{path}.{name}", by="row") for name in ("to_out.0", *(("to_add_out",) if joint else ())))
+    normed = ("norm_q", "norm_k") if norms else ()
+    return columns + rows + tuple(Cut(layer=f"{path}.{name}", by="norm") for name in normed)
+
+
+def feed_forward_cuts(path: str, *, gated: bool = False) -> tuple[Cut, ...]:
+    """Of a feed-forward layer as diffusers names its parts. gated: what is gated, and the gates, are packed."""
+    first = Cut(layer=f"{path}.net.0.proj", by="column", parts=(1, 1) if gated else ())
+    return first, Cut(layer=f"{path}.net.2", by="row")
