@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from polymux.parallel.attention import (
 )
 from polymux.parallel.exchange import gather
 from polymux.parallel.groups import SequenceGroups, Turn
-from polymux.parallel.wrapping import Forward, Wrapping, members
+from polymux.parallel.wrapping import Forward, Wrapping, members, shapes_of
 
 
 class SequenceSharding:
@@ -113,20 +113,10 @@ def _begun(turn: Turn, forward: Forward) -> Forward:
     """A forward of the model, which tells itself from others by the shapes of its arguments."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        turn.begin((_shapes(args), _shapes(kwargs)))
+        turn.begin((shapes_of(args), shapes_of(kwargs)))
         return forward(*args, **kwargs)
 
     return call
-
-
-def _shapes(value: Any) -> Hashable:
-    if isinstance(value, torch.Tensor):
-        return tuple(value.shape)
-    if isinstance(value, dict):
-        return tuple((key, _shapes(item)) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_shapes, value))
-    return value if isinstance(value, (int, float, str)) else None
 
 
 def _within(meet: Callable[[], MeetAttention], forward: Forward) -> Forward:
