@@ -38,6 +38,7 @@ from polymux.families import (
 )
 from polymux.families.base import UNKNOWN, Family
 from polymux.families.generate import GenerateFamily
+from polymux.families.sharding import Sharding
 
 _MODULES = (
     audio,
@@ -80,6 +81,8 @@ _SOUNDING = (
     vits,
 )
 _GENERATE_FAMILIES: tuple[GenerateFamily, ...] = tuple(family for module in _SOUNDING for family in module.FAMILIES)
+_SHARDINGS = (*hunyuan.SHARDING, *ltx.SHARDING, *stable_diffusion.SHARDING, *wan.SHARDING, *z_image.SHARDING)
+_SHARDING_BY_MODEL = {model: sharding for sharding in _SHARDINGS for model in sharding.models}
 _BY_MODEL = {model: family for family in _GENERATE_FAMILIES for model in family.models}
 
 
@@ -101,3 +104,8 @@ def all_generate_families() -> tuple[GenerateFamily, ...]:
 def generate_family_of(model: str) -> GenerateFamily | None:
     """The family of a model class of transformers; None if none declares it."""
     return _BY_MODEL.get(model)
+
+
+def sharding_of(model: str) -> Sharding | None:
+    """How a class of models may be divided among ranks; None if no family declares it."""
+    return _SHARDING_BY_MODEL.get(model)

@@ -1,6 +1,7 @@
 """Hunyuan: video, video 1.5 and image 2.1."""
 
 from polymux.families.base import Family
+from polymux.families.sharding import Cut, Sharding, TensorPlan, attention_cuts, feed_forward_cuts
 
 HUNYUAN_VIDEO = Family(
     name="hunyuan-video",
@@ -51,4 +52,31 @@ FAMILIES = (
     HUNYUAN_VIDEO_1_5,
     HUNYUAN_VIDEO_1_5_I2V,
     HUNYUAN_IMAGE_2_1,
+)
+
+_DOUBLE = "transformer_blocks.*"
+_DOUBLE_CUTS = (
+    *attention_cuts(f"{_DOUBLE}.attn", joint=True),
+    *feed_forward_cuts(f"{_DOUBLE}.ff"),
+    *feed_forward_cuts(f"{_DOUBLE}.ff_context"),
+)
+_SINGLE = "single_transformer_blocks.*"
+
+SHARDING = (
+    Sharding(
+        models=("HunyuanVideoTransformer3DModel", "HunyuanImageTransformer2DModel"),
+        tensor=TensorPlan(
+            cuts=(
+                *_DOUBLE_CUTS,
+                *attention_cuts(f"{_SINGLE}.attn"),
+                Cut(layer=f"{_SINGLE}.proj_mlp", by="column"),
+                Cut(layer=f"{_SINGLE}.proj_out", by="row", parts=(1, 4)),  # attention, then the wider layer
+            ),
+            heads=(f"{_DOUBLE}.attn.heads", f"{_SINGLE}.attn.heads"),
+        ),
+    ),
+    Sharding(
+        models=("HunyuanVideo15Transformer3DModel",),
+        tensor=TensorPlan(cuts=_DOUBLE_CUTS, heads=(f"{_DOUBLE}.attn.heads",)),
+    ),
 )

@@ -1,6 +1,7 @@
 """LTX-Video and LTX-2 (video with sound)."""
 
 from polymux.families.base import Family
+from polymux.families.sharding import Cut, Sharding, TensorPlan, attention_cuts, feed_forward_cuts
 
 # The decoder takes a timestep and noise in some checkpoints only.
 _DECODER = (
@@ -53,4 +54,41 @@ FAMILIES = (
     LTX_VIDEO,
     LTX_VIDEO_I2V,
     LTX_2,
+)
+
+_LTX_2_ATTENTION = tuple(
+    f"transformer_blocks.*.{name}"
+    for name in ("attn1", "attn2", "audio_attn1", "audio_attn2", "audio_to_video_attn", "video_to_audio_attn")
+)
+
+SHARDING = (
+    Sharding(
+        models=("LTXVideoTransformer3DModel",),
+        tensor=TensorPlan(
+            cuts=(
+                *attention_cuts("transformer_blocks.*.attn1", norms=True),
+                *attention_cuts("transformer_blocks.*.attn2", norms=True),
+                *feed_forward_cuts("transformer_blocks.*.ff"),
+                Cut(layer="rope", by="result"),
+            ),
+            heads=("transformer_blocks.*.attn1.heads", "transformer_blocks.*.attn2.heads"),
+        ),
+    ),
+    Sharding(
+        models=("LTX2VideoTransformer3DModel",),
+        tensor=TensorPlan(
+            cuts=(
+                *(cut for path in _LTX_2_ATTENTION for cut in attention_cuts(path, norms=True)),
+                *(Cut(layer=f"{path}.to_gate_logits", by="column") for path in _LTX_2_ATTENTION),
+                *feed_forward_cuts("transformer_blocks.*.ff"),
+                *feed_forward_cuts("transformer_blocks.*.audio_ff"),
+                *(
+                    Cut(layer=name, by="result")
+                    for name in ("rope", "audio_rope", "cross_attn_rope", "cross_attn_audio_rope")
+                ),
+            ),
+            heads=tuple(f"{path}.heads" for path in _LTX_2_ATTENTION),
+            counts=("num_attention_heads", "audio_num_attention_heads"),
+        ),
+    ),
 )

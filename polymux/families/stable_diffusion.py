@@ -1,6 +1,7 @@
 """Stable Diffusion 1.5, XL and 3."""
 
 from polymux.families.base import Family
+from polymux.families.sharding import Sharding, TensorPlan, attention_cuts, feed_forward_cuts
 
 _UNET_BLOCKS = ("down_blocks", "mid_block", "up_blocks")
 
@@ -72,4 +73,19 @@ FAMILIES = (
     SD15,
     SDXL,
     SD3,
+)
+
+SHARDING = (
+    Sharding(
+        models=("SD3Transformer2DModel",),
+        tensor=TensorPlan(
+            cuts=(
+                *attention_cuts("transformer_blocks.*.attn", joint=True),
+                *attention_cuts("transformer_blocks.*.attn2"),
+                *feed_forward_cuts("transformer_blocks.*.ff"),
+                *feed_forward_cuts("transformer_blocks.*.ff_context"),
+            ),
+            heads=("transformer_blocks.*.attn.heads", "transformer_blocks.*.attn2.heads"),
+        ),
+    ),
 )

@@ -1,6 +1,7 @@
 """Wan 2.1 and 2.2, and SkyReels-V2, which shares their denoiser."""
 
 from polymux.families.base import Family
+from polymux.families.sharding import Cut, Sharding, TensorPlan, attention_cuts, feed_forward_cuts
 
 _OTHER_FPS = (("", "expand_timesteps", 24.0),)  # the 5 B model, which makes video from text and from pictures
 _TWO_DENOISERS = ("guidance_scale_2", "", "boundary_ratio")
@@ -66,4 +67,33 @@ FAMILIES = (
     WAN_I2V,
     WAN_VACE,
     SKYREELS_V2,
+)
+
+
+def _cuts(block: str) -> tuple[Cut, ...]:
+    picture = f"{block}.attn2"  # what comes of the input picture
+    return (
+        *attention_cuts(f"{block}.attn1", norms=True),
+        *attention_cuts(f"{block}.attn2", norms=True),
+        Cut(layer=f"{picture}.add_k_proj", by="column"),
+        Cut(layer=f"{picture}.add_v_proj", by="column"),
+        Cut(layer=f"{picture}.norm_added_k", by="norm"),
+        *feed_forward_cuts(f"{block}.ffn"),
+    )
+
+
+_HEADS = ("blocks.*.attn1.heads", "blocks.*.attn2.heads")
+
+SHARDING = (
+    Sharding(
+        models=("WanTransformer3DModel", "SkyReelsV2Transformer3DModel"),
+        tensor=TensorPlan(cuts=_cuts("blocks.*"), heads=_HEADS),
+    ),
+    Sharding(
+        models=("WanVACETransformer3DModel",),
+        tensor=TensorPlan(
+            cuts=(*_cuts("blocks.*"), *_cuts("vace_blocks.*")),
+            heads=(*_HEADS, "vace_blocks.*.attn1.heads", "vace_blocks.*.attn2.heads"),
+        ),
+    ),
 )

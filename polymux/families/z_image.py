@@ -1,6 +1,7 @@
 """Z-Image."""
 
 from polymux.families.base import Family
+from polymux.families.sharding import Cut, Sharding, TensorPlan, attention_cuts
 
 Z_IMAGE = Family(
     name="z-image",
@@ -10,3 +11,20 @@ Z_IMAGE = Family(
 )
 
 FAMILIES = (Z_IMAGE,)
+
+_LISTS = ("noise_refiner", "context_refiner", "siglip_refiner", "layers")
+
+SHARDING = (
+    Sharding(
+        models=("ZImageTransformer2DModel",),
+        tensor=TensorPlan(
+            cuts=(
+                *(cut for name in _LISTS for cut in attention_cuts(f"{name}.*.attention")),
+                *(Cut(layer=f"{name}.*.feed_forward.{w}", by="column") for name in _LISTS for w in ("w1", "w3")),
+                *(Cut(layer=f"{name}.*.feed_forward.w2", by="row") for name in _LISTS),
+            ),
+            heads=tuple(f"{name}.*.attention.heads" for name in _LISTS),
+            counts=("n_heads", "n_kv_heads"),
+        ),
+    ),
+)
