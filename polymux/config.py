@@ -303,7 +303,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         memory = self.memory
-        self.parallel.check_beside(cache_backend=self.caches.cache_backend, dlo_use_allgather=memory.dlo_use_allgather)
+        self.parallel.check_beside(vars(memory) | vars(self.caches) | vars(self.adapters))
         if self.caches.threshold is not None:
             for name in memory.STRATEGIES[1:]:  # these may stream the blocks that the cache leaves out
                 if getattr(memory, name) not in (False, None):

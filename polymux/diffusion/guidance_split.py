@@ -52,6 +52,8 @@ class GuidanceSplit:
 
     def _divided(self, calls: list[Call]) -> bool:
         """Whether that is how they ran. If not, they are as they were."""
+        if self.ranks.size == 1:
+            return False
         random = {call.owner: call.owner.random for call in calls}
         places = 1 + max(call.place for call in calls)
         if places > 1:

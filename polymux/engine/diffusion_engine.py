@@ -59,7 +59,7 @@ class DiffusionEngine(SessionEngine[Job, Model]):
         CheckpointError, ConfigError."""
         device = prepare_device(config)
         given = dict(components or {})
-        model = Model.load(config, device, given)
+        model = Model.load(config, device, given, mesh)
         return cls(config, model.pipeline, device, model=model, given=given, mesh=mesh)
 
     def __init__(
@@ -74,7 +74,8 @@ class DiffusionEngine(SessionEngine[Job, Model]):
     ) -> None:
         """An engine for a pipeline that is loaded already, with its modules on the host or on `device`. `model` is what
         has been made of it, if it has; `given` are the parts that its checkpoint lacks; `mesh`: this rank's place."""
-        made = model or Model.of(config, pipeline, device)
+        made = model or Model.of(config, pipeline, device, mesh=mesh)
+        self.mesh = mesh
         self.family, self.given = made.family, given or {}
         self.shape, self.sound = CallShape.of(pipeline, self.family.modality), SoundShape.of(pipeline)
         described = msgspec.structs.replace(
@@ -162,7 +163,7 @@ class DiffusionEngine(SessionEngine[Job, Model]):
         self.outputs.close()
 
     def _load_again(self) -> Model:
-        return Model.load(self.config, self.device, self.given)
+        return Model.load(self.config, self.device, self.given, self.mesh)
 
     def _use(self, components: Sequence[Component]) -> None:
         super()._use(components)

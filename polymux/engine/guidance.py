@@ -3,8 +3,6 @@ mesh has."""
 
 from __future__ import annotations
 
-import torch.distributed as dist
-
 from polymux.diffusion.call import Call
 from polymux.diffusion.guidance_split import GuidanceSplit
 from polymux.diffusion.runner import Runner
@@ -34,6 +32,5 @@ def divide_guidance(runner: Runner, family: Family, mesh: Mesh) -> GuidanceSplit
             and runner.may_merge(component.name)
         )
 
-    assert dist.group.WORLD is not None
-    everyone = Sharing(dist.group.WORLD, runner.device)
+    everyone = Sharing(mesh.world, runner.device)
     return GuidanceSplit(runner, Sharing(mesh.group("cfg"), runner.device), everyone, may_split)

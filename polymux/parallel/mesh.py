@@ -16,9 +16,13 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # it is docum
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from polymux.errors import ConfigError
+from polymux.parallel.groups import SequenceGroups
 from polymux.parallel_config import DiffusionParallelConfig
 
 AXES = ("dp", "cfg", "ring", "ulysses", "tp")
+# No time limit of their own: a rank may wait for as long as another one computes. What is lost is noticed at the lines
+# between the processes.
+FOREVER = datetime.timedelta(days=365)
 
 
 @dataclass(frozen=True)
@@ -29,25 +33,35 @@ class Mesh:
     size: int = 1
     grid: DeviceMesh | None = None
     degrees: dict[str, int] = field(default_factory=dict)
+    sequence: SequenceGroups | None = None
+    shards: DeviceMesh | None = None  # of sharded weights: (replicate, shard), or (shard)
 
     @classmethod
     def join(cls, config: DiffusionParallelConfig, rank: int, store: Store, device: torch.device) -> Mesh:
         """Meet the other ranks. A collective, for all of them."""
         size = config.world_size
-        # No time limit of its own: a rank may wait for as long as another one computes. What is lost is noticed at the
-        # lines between the processes.
-        forever = datetime.timedelta(days=365)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=forever)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=FOREVER)
         degrees = degrees_of(config)
         grid = init_device_mesh(device.type, tuple(degrees.values()), mesh_dim_names=AXES)
-        return cls(rank, size, grid, degrees)
+        sequence = None
+        if degrees["ring"] * degrees["ulysses"] > 1:
+            whole = grid["ring", "ulysses"]._flatten("sp").get_group()
+            single = {axis: grid.get_group(axis) if degrees[axis] > 1 else None for axis in ("ring", "ulysses")}
+            sequence = SequenceGroups(whole, **single)
+        return cls(rank, size, grid, degrees, sequence, _shards(config, device) if config.use_hsdp else None)
+
+    @property
+    def world(self) -> dist.ProcessGroup:
+        """All of them. Only where there are several."""
+        assert dist.group.WORLD is not None
+        return dist.group.WORLD
 
     def degree(self, axis: str) -> int:
         return self.degrees.get(axis, 1)
 
     def group(self, axis: str) -> dist.ProcessGroup:
-        """The ranks that differ from this one along this axis alone. Only where there are several."""
+        """The ranks that differ from this one along this axis alone. Only where there are several ranks."""
         assert self.grid is not None
         return self.grid.get_group(axis)
 
@@ -57,9 +71,19 @@ ALONE = Mesh()
 
 def degrees_of(config: DiffusionParallelConfig) -> dict[str, int]:
     """The length of each axis."""
-    lengths = dict.fromkeys(AXES, 1)
-    lengths["cfg"] = config.cfg_parallel_size
-    return lengths
+    return dict.fromkeys(AXES, 1) | {
+        "cfg": config.cfg_parallel_size,
+        "ring": config.ring_degree,
+        "ulysses": config.ulysses_degree,
+        "tp": config.tensor_parallel_size,
+    }
+
+
+def _shards(config: DiffusionParallelConfig, device: torch.device) -> DeviceMesh:
+    if config.hsdp_replicate_size == 1:
+        return init_device_mesh(device.type, (config.hsdp_shards,), mesh_dim_names=("shard",))
+    sizes = (config.hsdp_replicate_size, config.hsdp_shards)
+    return init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard"))
 
 
 def rank_device(config: DiffusionParallelConfig, rank: int, asked: str) -> str:

@@ -1,6 +1,6 @@
 """Tiny pipelines on several ranks, one after the other; prints a line of JSON about each.
 
-    python -m parity.rank_driver FOLDER NAME... [--cfg-parallel-size N]      rank 0, which starts the others
+    python -m parity.rank_driver CONFIG FOLDER NAME...      rank 0, which starts the others; CONFIG: knobs, as JSON
 
 Run from the folder of the tests. Each pipeline makes the same requests on one rank (of rank 0, alone) and on all.
 """
@@ -38,17 +38,19 @@ from .reference import distance, request, takes_steps
 from .test_families import EIGHT_BITS, another, arrays
 
 CPU = torch.device("cpu")
-PARALLEL = ("cfg_parallel_size",)
+TILE = 32  # pixels, where tiles are shared
 
 
 class Case:
     """One pipeline and what is asked of it."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, flat: dict[str, Any]) -> None:
         spec = TINY[name]
         self.name = name
         self.config = EngineConfig.from_flat(model=str(folder / name), max_batched_tokens=2**14)
         self.pipeline = load_pipeline(self.config.model, CPU, torch.float32, components=dict(spec.load))
+        if flat.get("vae_patch_parallel_size", 1) > 1:
+            self.pipeline.vae.enable_tiling(TILE, TILE, TILE * 3 // 4, TILE * 3 // 4)
         self.call = dict(spec.call)
         self.steps = self.call.pop("num_inference_steps", 2)
 
@@ -79,14 +81,14 @@ def drive(engine: DiffusionEngine | Executor, requests: list[Request]) -> dict[s
 
 def lead(folder: Path, names: list[str], flat: dict[str, Any]) -> None:
     config = EngineConfig.from_flat(model="x", **flat)
-    command = (sys.executable, "-m", "parity.rank_driver", "--follow", str(folder), *names)
+    command = (sys.executable, "-m", "parity.rank_driver", "--follow", json.dumps(flat), str(folder), *names)
     followers = Followers(config, give_up, command)
     store = TCPStore("127.0.0.1", 0, config.parallel.world_size, is_master=True, wait_for_workers=False)
     followers.tell(Meet(store.port))
     mesh = Mesh.join(config.parallel, 0, store, CPU)
     for name in names:
         begin = time.monotonic()
-        case = Case(folder, name)
+        case = Case(folder, name, flat)
         plain = case.engine()
         wanted = drive(plain, case.requests())
         plain.close()
@@ -128,14 +130,14 @@ def give_up(error: PolymuxError) -> None:
     os._exit(1)
 
 
-def follow(folder: Path, names: list[str], config: EngineConfig, rank: int, link: Link[ToRank]) -> Any:
+def follow(asked: argparse.Namespace, config: EngineConfig, rank: int, link: Link[ToRank]) -> Any:
     """All but the last, of which the caller sees to the end."""
+    folder, names, flat = asked.folder, asked.names, asked.config
     meet = link.receive()
     assert isinstance(meet, Meet)
     store = TCPStore("127.0.0.1", meet.port, config.parallel.world_size, is_master=False)
     mesh = Mesh.join(config.parallel, rank, store, CPU)
-    flat = {name: getattr(config.parallel, name) for name in PARALLEL}
-    engines = (made for name in names if (made := one(Case(folder, name), mesh, flat, link)) is not None)
+    engines = (made for name in names if (made := one(Case(folder, name, flat), mesh, flat, link)) is not None)
     last = None
     for engine in engines:
         if last is not None:
@@ -159,15 +161,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--follow", action="store_true")
     parser.add_argument("--fd")
-    parser.add_argument("--cfg-parallel-size", type=int, default=1)
+    parser.add_argument("config", type=json.loads)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="+")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.follow:
         words = ["--fd", asked.fd]
-        os._exit(follower.main(words, lambda *of_rank: follow(asked.folder, asked.names, *of_rank)))
-    lead(asked.folder, asked.names, {name: getattr(asked, name) for name in PARALLEL})
+        os._exit(follower.main(words, lambda *of_rank: follow(asked, *of_rank)))
+    lead(asked.folder, asked.names, asked.config)
 
 
 if __name__ == "__main__":
