@@ -94,11 +94,13 @@ def shard_sequence(module: torch.nn.Module, plan: SequencePlan, groups: Sequence
 
 def _attention_layers(module: torch.nn.Module, plan: SequencePlan) -> list[torch.nn.Module]:
     if plan.attention:
-        return [module.get_submodule(path) for pattern in plan.attention for path in _paths(module, pattern)]
-    layers = [m for m in module.modules() if hasattr(getattr(m, "processor", None), "_parallel_config")]
+        layers = [layer for pattern in plan.attention for _, layer in members(module, pattern)]
+    else:
+        layers = [m for m in module.modules() if hasattr(getattr(m, "processor", None), "_parallel_config")]
     if not layers:
-        kind = type(module).__name__
-        raise ConfigError(f"sequence parallelism: the attention of {kind} does not go through diffusers' dispatcher")
+        raise ConfigError(
+            f"sequence parallelism: {type(module).__name__} has no attention that is known to be splittable"
+        )
     return layers
 
 
@@ -157,7 +159,9 @@ def _after(turn: Turn, step: Split | Gather, place: int, tensor: Any) -> Any:
 
 
 def _split(turn: Turn, step: Split, tensor: Any) -> Any:
-    """This rank's part of a tensor. Other things, and tensors of other forms, are left as they are."""
+    """This rank's part of a tensor, or of each. Other things, and tensors of other forms, are left as they are."""
+    if isinstance(tensor, (tuple, list)):
+        return type(tensor)(_split(turn, step, item) for item in tensor)
     if not isinstance(tensor, torch.Tensor) or step.ndim not in (None, tensor.ndim):
         return tensor
     whole = [turn.split[name] for name in step.joins] or [tensor.shape[step.dim]]
