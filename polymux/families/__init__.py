@@ -81,7 +81,14 @@ _SOUNDING = (
     vits,
 )
 _GENERATE_FAMILIES: tuple[GenerateFamily, ...] = tuple(family for module in _SOUNDING for family in module.FAMILIES)
-_SHARDINGS = (*hunyuan.SHARDING, *ltx.SHARDING, *stable_diffusion.SHARDING, *wan.SHARDING, *z_image.SHARDING)
+_SHARDINGS = (
+    *hunyuan.SHARDING,
+    *ltx.SHARDING,
+    *qwen_image.SHARDING,
+    *stable_diffusion.SHARDING,
+    *wan.SHARDING,
+    *z_image.SHARDING,
+)
 _SHARDING_BY_MODEL = {model: sharding for sharding in _SHARDINGS for model in sharding.models}
 _BY_MODEL = {model: family for family in _GENERATE_FAMILIES for model in family.models}
 

@@ -1,7 +1,16 @@
 """Hunyuan: video, video 1.5 and image 2.1."""
 
 from polymux.families.base import Family
-from polymux.families.sharding import Cut, Sharding, TensorPlan, attention_cuts, feed_forward_cuts
+from polymux.families.sharding import (
+    Cut,
+    Gather,
+    SequencePlan,
+    Sharding,
+    Split,
+    TensorPlan,
+    attention_cuts,
+    feed_forward_cuts,
+)
 
 HUNYUAN_VIDEO = Family(
     name="hunyuan-video",
@@ -62,9 +71,23 @@ _DOUBLE_CUTS = (
 )
 _SINGLE = "single_transformer_blocks.*"
 
+_PICTURE_AND_TEXT = ("hidden_states", "encoder_hidden_states")
+
 SHARDING = (
     Sharding(
         models=("HunyuanVideoTransformer3DModel", "HunyuanImageTransformer2DModel"),
+        sequence=SequencePlan(
+            steps=(
+                *(Split(module="rope", output=position, dim=0, ndim=2) for position in (0, 1)),
+                *(Split(module="transformer_blocks.0", argument=name) for name in _PICTURE_AND_TEXT),
+                *(
+                    Split(module=blocks, argument="attention_mask", dim=3, ndim=4, joins=_PICTURE_AND_TEXT)
+                    for blocks in (_DOUBLE, _SINGLE)
+                ),
+                Gather(module="proj_out"),
+            ),
+            attention=(f"{_DOUBLE}.attn", f"{_SINGLE}.attn"),
+        ),
         tensor=TensorPlan(
             cuts=(
                 *_DOUBLE_CUTS,

@@ -1,7 +1,16 @@
 """LTX-Video and LTX-2 (video with sound)."""
 
 from polymux.families.base import Family
-from polymux.families.sharding import Cut, Sharding, TensorPlan, attention_cuts, feed_forward_cuts
+from polymux.families.sharding import (
+    Cut,
+    Gather,
+    SequencePlan,
+    Sharding,
+    Split,
+    TensorPlan,
+    attention_cuts,
+    feed_forward_cuts,
+)
 
 # The decoder takes a timestep and noise in some checkpoints only.
 _DECODER = (
@@ -56,6 +65,21 @@ FAMILIES = (
     LTX_2,
 )
 
+# The text is whole on every rank, and so is the sound: what attends to them needs no other rank. Where each token has a
+# timestep of its own, timesteps are split like the tokens.
+_TOKENS = (
+    Split(module="", argument="hidden_states", ndim=3),
+    Split(module="", argument="timestep", ndim=2),
+    Gather(module="proj_out"),
+)
+
+
+def _rope(module: str) -> tuple[Split, ...]:
+    """(batch, tokens, channels), or (batch, heads, tokens, channels)."""
+    dims = ((3, 1), (4, 2))
+    return tuple(Split(module=module, output=i, dim=dim, ndim=ndim) for i in (0, 1) for ndim, dim in dims)
+
+
 _LTX_2_ATTENTION = tuple(
     f"transformer_blocks.*.{name}"
     for name in ("attn1", "attn2", "audio_attn1", "audio_attn2", "audio_to_video_attn", "video_to_audio_attn")
@@ -64,6 +88,7 @@ _LTX_2_ATTENTION = tuple(
 SHARDING = (
     Sharding(
         models=("LTXVideoTransformer3DModel",),
+        sequence=SequencePlan(steps=(*_TOKENS, *_rope("rope")), attention=("transformer_blocks.*.attn1",)),
         tensor=TensorPlan(
             cuts=(
                 *attention_cuts("transformer_blocks.*.attn1", norms=True),
@@ -76,6 +101,15 @@ SHARDING = (
     ),
     Sharding(
         models=("LTX2VideoTransformer3DModel",),
+        sequence=SequencePlan(
+            steps=(
+                *_TOKENS,
+                Split(module="", argument="video_keyframes_mask", ndim=3),
+                *_rope("rope"),
+                *_rope("cross_attn_rope"),
+            ),
+            attention=("transformer_blocks.*.attn1", "transformer_blocks.*.video_to_audio_attn"),
+        ),
         tensor=TensorPlan(
             cuts=(
                 *(cut for path in _LTX_2_ATTENTION for cut in attention_cuts(path, norms=True)),

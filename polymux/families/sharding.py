@@ -39,12 +39,22 @@ class Gather:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lengthen:
+    """An argument of the model that may have fewer tokens than there are ranks; it is padded with zeros until each has
+    one, and the argument `mask`, of shape (batch, tokens), says so."""
+
+    argument: str
+    mask: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class SequencePlan:
     """steps: where the sequence is split, and where it is whole again. attention: the layers whose attention sees the
-    tokens of all ranks; () for all that go through diffusers' dispatcher."""
+    tokens of all ranks; () for all that go through diffusers' dispatcher. lengthen: what may be too short to split."""
 
     steps: tuple[Split | Gather, ...]
     attention: tuple[str, ...] = ()
+    lengthen: tuple[Lengthen, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

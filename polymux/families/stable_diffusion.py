@@ -1,7 +1,15 @@
 """Stable Diffusion 1.5, XL and 3."""
 
 from polymux.families.base import Family
-from polymux.families.sharding import Sharding, TensorPlan, attention_cuts, feed_forward_cuts
+from polymux.families.sharding import (
+    Gather,
+    SequencePlan,
+    Sharding,
+    Split,
+    TensorPlan,
+    attention_cuts,
+    feed_forward_cuts,
+)
 
 _UNET_BLOCKS = ("down_blocks", "mid_block", "up_blocks")
 
@@ -78,6 +86,14 @@ FAMILIES = (
 SHARDING = (
     Sharding(
         models=("SD3Transformer2DModel",),
+        sequence=SequencePlan(
+            steps=(
+                Split(module="pos_embed", output=0),
+                Split(module="context_embedder", output=0),
+                Gather(module="proj_out"),
+            ),
+            attention=("transformer_blocks.*.attn", "transformer_blocks.*.attn2"),
+        ),
         tensor=TensorPlan(
             cuts=(
                 *attention_cuts("transformer_blocks.*.attn", joint=True),

@@ -1,7 +1,7 @@
 """Z-Image."""
 
 from polymux.families.base import Family
-from polymux.families.sharding import Cut, Sharding, TensorPlan, attention_cuts
+from polymux.families.sharding import Cut, Gather, SequencePlan, Sharding, Split, TensorPlan, attention_cuts
 
 Z_IMAGE = Family(
     name="z-image",
@@ -17,6 +17,15 @@ _LISTS = ("noise_refiner", "context_refiner", "siglip_refiner", "layers")
 SHARDING = (
     Sharding(
         models=("ZImageTransformer2DModel",),
+        sequence=SequencePlan(
+            steps=(
+                Split(module="layers.0", argument="x"),
+                *(Split(module="layers.*", argument=name) for name in ("attn_mask", "freqs_cis", "noise_mask")),
+                Split(module="all_final_layer.*", argument="noise_mask"),
+                Gather(module="all_final_layer.*"),
+            ),
+            attention=("layers.*.attention",),
+        ),
         tensor=TensorPlan(
             cuts=(
                 *(cut for name in _LISTS for cut in attention_cuts(f"{name}.*.attention")),

@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
-from polymux.errors import ConfigError
-from polymux.families.sharding import Gather, SequencePlan, Split
+from polymux.errors import ConfigError, GenerationError
+from polymux.families.sharding import Gather, Lengthen, SequencePlan, Split
 from polymux.parallel.attention import (
     MeetAttention,
     SplitAttention,
@@ -66,8 +67,8 @@ class SequenceSharding:
     def _move(self, module: torch.nn.Module, steps: Sequence[Split | Gather]) -> None:
         self._wrapping.around(module, partial(_moving, self._turn, steps, [self._place() for _ in steps]))
 
-    def _begin(self, module: torch.nn.Module) -> None:
-        self._wrapping.around(module, partial(_begun, self._turn))
+    def _begin(self, module: torch.nn.Module, lengthen: Sequence[Lengthen]) -> None:
+        self._wrapping.around(module, partial(_begun, self._turn, lengthen))
 
 
 def shard_sequence(module: torch.nn.Module, plan: SequencePlan, groups: SequenceGroups) -> SequenceSharding:
@@ -85,7 +86,7 @@ def shard_sequence(module: torch.nn.Module, plan: SequencePlan, groups: Sequence
                 steps[path].append(step)
         for path, its in steps.items():
             sharding._move(module.get_submodule(path), its)
-        sharding._begin(module)
+        sharding._begin(module, plan.lengthen)
     except ConfigError:
         sharding.undo()
         raise
@@ -94,11 +95,13 @@ def shard_sequence(module: torch.nn.Module, plan: SequencePlan, groups: Sequence
 
 def _attention_layers(module: torch.nn.Module, plan: SequencePlan) -> list[torch.nn.Module]:
     if plan.attention:
-        return [module.get_submodule(path) for pattern in plan.attention for path in _paths(module, pattern)]
-    layers = [m for m in module.modules() if hasattr(getattr(m, "processor", None), "_parallel_config")]
+        layers = [layer for pattern in plan.attention for _, layer in members(module, pattern)]
+    else:
+        layers = [m for m in module.modules() if hasattr(getattr(m, "processor", None), "_parallel_config")]
     if not layers:
-        kind = type(module).__name__
-        raise ConfigError(f"sequence parallelism: the attention of {kind} does not go through diffusers' dispatcher")
+        raise ConfigError(
+            f"sequence parallelism: {type(module).__name__} has no attention that is known to be splittable"
+        )
     return layers
 
 
@@ -109,14 +112,31 @@ def _paths(module: torch.nn.Module, pattern: str) -> list[str]:
     return found
 
 
-def _begun(turn: Turn, forward: Forward) -> Forward:
+def _begun(turn: Turn, lengthen: Sequence[Lengthen], forward: Forward) -> Forward:
     """A forward of the model, which tells itself from others by the shapes of its arguments."""
+    signature = inspect.signature(forward)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         turn.begin((shapes_of(args), shapes_of(kwargs)))
+        if lengthen:
+            bound = signature.bind(*args, **kwargs)
+            for short in lengthen:
+                _lengthened(bound.arguments, short, turn.groups.whole.size())
+            args, kwargs = bound.args, bound.kwargs
         return forward(*args, **kwargs)
 
     return call
+
+
+def _lengthened(arguments: dict[str, Any], short: Lengthen, size: int) -> None:
+    tokens, mask = arguments[short.argument], arguments.get(short.mask)
+    missing = size - tokens.shape[1]
+    if missing <= 0:
+        return
+    if mask is None:
+        mask = tokens.new_ones(tokens.shape[:2], dtype=torch.bool)
+    arguments[short.argument] = pad(tokens, (0, 0, 0, missing))
+    arguments[short.mask] = pad(mask, (0, missing))
 
 
 def _within(meet: Callable[[], MeetAttention], forward: Forward) -> Forward:
@@ -157,10 +177,17 @@ def _after(turn: Turn, step: Split | Gather, place: int, tensor: Any) -> Any:
 
 
 def _split(turn: Turn, step: Split, tensor: Any) -> Any:
-    """This rank's part of a tensor. Other things, and tensors of other forms, are left as they are."""
+    """This rank's part of a tensor, or of each. Other things, and tensors of other forms, are left as they are."""
+    if isinstance(tensor, (tuple, list)):
+        return type(tensor)(_split(turn, step, item) for item in tensor)
     if not isinstance(tensor, torch.Tensor) or step.ndim not in (None, tensor.ndim):
         return tensor
     whole = [turn.split[name] for name in step.joins] or [tensor.shape[step.dim]]
+    if min(whole) < turn.groups.whole.size():
+        what = step.argument or step.module
+        raise GenerationError(
+            f"sequence parallelism: {what} has {min(whole)} tokens, fewer than the {turn.groups.whole.size()} ranks"
+        )
     if step.argument is not None and not step.joins:
         turn.split[step.argument] = whole[0]
     parts = [

@@ -7,6 +7,7 @@ all of them. All ranks get the same arguments, and all return the whole result.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from diffusers.models.autoencoders.vae import AutoencoderMixin
 from torch import Tensor
 
-from polymux.errors import ConfigError, GenerationError
+from polymux.errors import ConfigError
 from polymux.parallel.wrapping import Forward, Wrapping, shapes_of
 
 CODERS = {"encode": "encoder", "decode": "decoder"}  # what computes a tile, by the method that makes tiles
@@ -66,6 +67,10 @@ def share_tiles(vae: torch.nn.Module, group: dist.ProcessGroup) -> SharedTiles:
     except NotImplementedError:
         raise ConfigError(f"{kind} has no tiles to share among ranks", param="vae_patch_parallel_size") from None
     names = {name for name, _ in vae.named_children()}
+    if any(
+        "conv_cache" in inspect.signature(vae.get_submodule(c).forward).parameters for c in names & {*CODERS.values()}
+    ):
+        raise ConfigError(f"{kind} hands on what it remembers of a tile: its tiles cannot be shared among ranks")
     shared = SharedTiles()
     for method, coder in CODERS.items():
         if coder in names:
@@ -119,8 +124,6 @@ class _Deal:
             result = self._results[len(self._tiles) - 1][len(tile)]
         elif self._expected is None:  # also if nobody knows yet what comes out
             result = compute()
-            if not isinstance(result, Tensor):
-                raise GenerationError(f"an autoencoder whose tiles are {type(result).__name__}s cannot share them")
         else:
             result = self._expected[len(tile)].empty()
         tile.append(result)
