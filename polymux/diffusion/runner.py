@@ -8,7 +8,7 @@ error reaches only the calls that have it when they run alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -57,6 +57,7 @@ class Runner:
         self.merger, self.device, self.weights = merger, device, weights or InPlace()
         self.step_cache = step_cache or StepCache()
         self.unmergeable: set[str] = set()
+        self.settle: Callable[[Call, Exception | None], None] | None = None  # called after each run, with its error
         self.log = RunLog()
 
     def may_merge(self, name: str) -> bool:
@@ -117,6 +118,17 @@ class Runner:
 
     def run(self, calls: Sequence[Call], arguments: dict[str, Any]) -> Any:
         """The component's result for these arguments, which answer the calls. Raises whatever it raises."""
+        if self.settle is None:
+            return self._run(calls, arguments)
+        try:
+            result = self._run(calls, arguments)
+        except Exception as error:
+            self.settle(calls[0], error)
+            raise
+        self.settle(calls[0], None)
+        return result
+
+    def _run(self, calls: Sequence[Call], arguments: dict[str, Any]) -> Any:
         head = calls[0]
         name = head.component.name
         watch = Stopwatch(self.device)

@@ -94,7 +94,7 @@ class DiffusionEngine(SessionEngine[Job, Model]):
         merger = Merger(self.family.padding, self.family.shared)
         self.runner = Runner(merger, self.device, self.weights, made.step_cache)
         self.encoded = EncoderCache(config.caches.prompt_bytes if self.family.pipelines else 0, merger.contents)
-        self.split = divide_guidance(self.runner, self.family, mesh)
+        self.split = divide_guidance(self.runner, self.family, config, mesh)
         self.scheduler: Scheduler = StepScheduler(
             config.scheduler.max_batched_tokens * mesh.degree("cfg"),
             self._may_merge,

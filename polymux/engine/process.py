@@ -176,7 +176,7 @@ def _ranks_for(config: EngineConfig, give_up: GiveUp) -> StageEngine:
 
     from polymux.engine.ranks import leading  # torch
 
-    return leading(config, followers)
+    return leading(config, followers, give_up)
 
 
 def main(

@@ -34,6 +34,7 @@ class Mesh:
     grid: DeviceMesh | None = None
     degrees: dict[str, int] = field(default_factory=dict)
     sequence: SequenceGroups | None = None
+    inner_grid: DeviceMesh | None = None  # the ranks with the same guidance calls as this one
     shards: DeviceMesh | None = None  # of sharded weights: (replicate, shard), or (shard)
 
     @classmethod
@@ -49,7 +50,14 @@ class Mesh:
             whole = grid["ring", "ulysses"]._flatten("sp").get_group()
             single = {axis: grid.get_group(axis) if degrees[axis] > 1 else None for axis in ("ring", "ulysses")}
             sequence = SequenceGroups(whole, **single)
-        return cls(rank, size, grid, degrees, sequence, _shards(config, device) if config.use_hsdp else None)
+        inner = grid["ring", "ulysses", "tp"]._flatten("inner")
+        return cls(rank, size, grid, degrees, sequence, inner, _shards(config, device) if config.use_hsdp else None)
+
+    @property
+    def inner(self) -> dist.ProcessGroup:
+        """The ranks with the same guidance calls as this one."""
+        assert self.inner_grid is not None
+        return self.inner_grid.get_group()
 
     @property
     def world(self) -> dist.ProcessGroup:

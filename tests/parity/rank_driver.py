@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ def drive(engine: DiffusionEngine | Executor, requests: list[Request]) -> dict[s
     """The last event of each request; one of them is left half-way."""
     for asked in requests:
         engine.add(asked)
-    while engine.stats.steps < 1:
+    while engine.busy and engine.stats.steps < 1:
         engine.step()
     engine.abort("left")
     last: dict[str, Event] = {}
@@ -106,6 +107,7 @@ def lead(folder: Path, names: list[str], flat: dict[str, Any]) -> None:
         said = {"name": name, "divided": engine.split.divided, "undivided": sorted(engine.split.undivided)}  # type: ignore[union-attr]
         said["seconds"] = round(time.monotonic() - begin, 1)
         print(json.dumps(said | compared(done, wanted)), flush=True)
+    followers.wait_until_up()
     followers.close()
 
 
@@ -131,19 +133,17 @@ def give_up(error: PolymuxError) -> None:
 
 
 def follow(asked: argparse.Namespace, config: EngineConfig, rank: int, link: Link[ToRank]) -> Any:
-    """All but the last, of which the caller sees to the end."""
+    """All pipelines, one after the other. What is returned only waits for the end."""
     folder, names, flat = asked.folder, asked.names, asked.config
     meet = link.receive()
     assert isinstance(meet, Meet)
     store = TCPStore("127.0.0.1", meet.port, config.parallel.world_size, is_master=False)
     mesh = Mesh.join(config.parallel, rank, store, CPU)
-    engines = (made for name in names if (made := one(Case(folder, name, flat), mesh, flat, link)) is not None)
-    last = None
-    for engine in engines:
-        if last is not None:
-            follower.Follower(link, last).run()
-        last = engine
-    return last
+    for name in names:
+        engine = one(Case(folder, name, flat), mesh, flat, link)
+        if engine is not None:
+            follower.Follower(link, engine).run()
+    return SimpleNamespace(close=lambda: None)
 
 
 def one(case: Case, mesh: Mesh, flat: dict[str, Any], link: Link[ToRank]) -> DiffusionEngine | None:

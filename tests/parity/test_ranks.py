@@ -37,7 +37,7 @@ def results(tiny_checkpoint: Callable[..., Path]) -> Callable[[int, tuple[str, .
     def get(size: int, names: tuple[str, ...]) -> dict[str, Any]:
         if size not in known:
             (folder,) = {tiny_checkpoint(name).parent for name in names}
-            words = ["-m", "parity.rank_driver", "--cfg-parallel-size", str(size), str(folder), *names]
+            words = ["-m", "parity.rank_driver", json.dumps({"cfg_parallel_size": size}), str(folder), *names]
             environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS)))}
             done = subprocess.run(
                 [sys.executable, *words], cwd=TESTS, env=environment, capture_output=True, text=True, timeout=RUN_S
