@@ -16,7 +16,8 @@ from polymux.memory.containers import block_paths
 
 
 def shard_weights(module: torch.nn.Module, mesh: DeviceMesh, blocks: Sequence[str] = ()) -> None:
-    """Shard the blocks over the mesh, for good: over one dimension (shard), or two (replicate, shard).
+    """Shard the blocks over the mesh, for good: over one dimension (shard), or two with names
+    (replicate, shard).
 
     `blocks`: their containers, as a family declares them. The module must be whole, and equal on all ranks; a block
     goes to its device when it is sharded. What is in no block stays whole on every rank. The module's class, and those

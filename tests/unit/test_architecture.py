@@ -31,7 +31,7 @@ LAYERS = (
     ("diffusion",),
     ("interpolation",),
     ("loading",),
-    ("memory",),
+    ("memory", "parallel"),
     ("media", "families"),
     (
         "validation",
