@@ -6,6 +6,7 @@ compute. Layers that call torch's attention themselves are met there, while they
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -91,6 +92,7 @@ def _bias(mask: Tensor | None, like: Tensor) -> Tensor | None:
     return mask.to(like.dtype).clamp(min=MASKED)
 
 
+@functools.cache
 def split_backend(kernel: AttentionBackendName) -> AttentionBackendName:
     """The name under which diffusers' dispatcher finds split attention around this kernel.
 
@@ -127,6 +129,7 @@ def _around(kernel: AttentionBackendName) -> Callable[..., Tensor]:
     return split_attention
 
 
+@functools.cache
 def dispatched(kernel: AttentionBackendName) -> Kernel:
     """A kernel of diffusers' dispatcher, on one rank."""
     function = _AttentionBackendRegistry._backends[kernel]

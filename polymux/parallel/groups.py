@@ -49,12 +49,14 @@ class Turn:
     shapes: Hashable = ()
     calls: dict[int, int] = field(default_factory=dict)
     split: dict[str, int] = field(default_factory=dict)  # whole lengths, by argument
+    even: bool = True  # whether all of them divide: then every part of anything is as long on all ranks
     known: dict[Hashable, tuple[Lengths, ...]] = field(default_factory=dict)
 
     def begin(self, shapes: Hashable) -> None:
         self.shapes = shapes
         self.calls.clear()
         self.split.clear()
+        self.even = True
         if len(self.known) > MOST_KNOWN:
             self.known.clear()
 
@@ -62,11 +64,15 @@ class Turn:
         """Where this rank's part of a sequence begins, and how long it is: the first ranks take what is left over."""
         rank, size = self.groups.whole.rank(), self.groups.whole.size()
         each, over = divmod(whole, size)
+        if over:
+            self.even = False
         return rank * each + min(rank, over), each + (rank < over)
 
     def lengths(self, place: int, mine: Lengths, device: torch.device) -> tuple[Lengths, ...]:
         """Of each of these parts, how long it is on every rank. The ranks tell each other when a place is reached for
         the first time with such a call, and from then on they know: no rank may ask where another one does not."""
+        if self.even:
+            return tuple((n,) * self.groups.whole.size() for n in mine)
         nth = self.calls.get(place, 0)
         self.calls[place] = nth + 1
         key = (self.shapes, place, nth)

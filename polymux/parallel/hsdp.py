@@ -5,6 +5,7 @@ torch's FSDP does it. Ranks may get different arguments, or the same; they must 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +17,8 @@ from polymux.memory.containers import block_paths
 
 
 def shard_weights(module: torch.nn.Module, mesh: DeviceMesh, blocks: Sequence[str] = ()) -> None:
-    """Shard the blocks over the mesh, for good: over one dimension (shard), or two (replicate, shard).
+    """Shard the blocks over the mesh, for good: over one dimension (shard), or two with names
+    (replicate, shard).
 
     `blocks`: their containers, as a family declares them. The module must be whole, and equal on all ranks; a block
     goes to its device when it is sharded. What is in no block stays whole on every rank. The module's class, and those
@@ -27,7 +29,11 @@ def shard_weights(module: torch.nn.Module, mesh: DeviceMesh, blocks: Sequence[st
         raise ConfigError(f"nothing tells what the blocks of {type(module).__name__} are", param="use_hsdp")
     sharded = {p for path in paths for p in module.get_submodule(path).parameters()}
     rest = {p for p in module.parameters() if p not in sharded}
+    whole = module.forward
     for path in paths:
         fully_shard(module.get_submodule(path), mesh=mesh)
     fully_shard(module, mesh=mesh, ignored_params=rest)  # the blocks share its streams: one is gathered ahead
     register_fsdp_forward_method(module, "forward")  # which an engine calls by itself, past the module's hooks
+    gathered = module.forward
+    # That has lost its signature, by which an engine knows its arguments.
+    module.__dict__["forward"] = functools.wraps(whole)(lambda *args, **kwargs: gathered(*args, **kwargs))

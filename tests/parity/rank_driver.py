@@ -1,8 +1,9 @@
 """Tiny pipelines on several ranks, one after the other; prints a line of JSON about each.
 
-    python -m parity.rank_driver CONFIG FOLDER NAME...      rank 0, which starts the others; CONFIG: knobs, as JSON
+    python -m parity.rank_driver FOLDER WORK      rank 0, which starts the others
 
-Run from the folder of the tests. Each pipeline makes the same requests on one rank (of rank 0, alone) and on all.
+WORK: pairs of knobs and names of pipelines, as JSON, all for one number of ranks. Run from the folder of the tests. Each
+pipeline makes the same requests on one rank (of rank 0, alone) and on all.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import argparse
 import json
 import os
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore
 
 from polymux.config import EngineConfig
+from polymux.diffusion.step_scheduler import StepScheduler
 from polymux.engine import follower
 from polymux.engine.diffusion_engine import DiffusionEngine
 from polymux.engine.executor import Executor
@@ -39,6 +42,8 @@ from .reference import distance, request, takes_steps
 from .test_families import EIGHT_BITS, another, arrays
 
 CPU = torch.device("cpu")
+Work = list[tuple[dict[str, Any], list[str]]]
+
 TILE = 32  # pixels, where tiles are shared
 
 
@@ -69,46 +74,56 @@ class Case:
 
 def drive(engine: DiffusionEngine | Executor, requests: list[Request]) -> dict[str, Event]:
     """The last event of each request; one of them is left half-way."""
+    aborted = False
     for asked in requests:
         engine.add(asked)
-    while engine.busy and engine.stats.steps < 1:
-        engine.step()
-    engine.abort("left")
     last: dict[str, Event] = {}
     while engine.busy:
         last |= {event.request_id: event for event in engine.step()}
+        if not aborted and engine.stats.steps >= 1:
+            engine.abort("left")
+            aborted = True
     return last
 
 
-def lead(folder: Path, names: list[str], flat: dict[str, Any]) -> None:
-    config = EngineConfig.from_flat(model="x", **flat)
-    command = (sys.executable, "-m", "parity.rank_driver", "--follow", json.dumps(flat), str(folder), *names)
+def lead(folder: Path, work: Work) -> None:
+    config = EngineConfig.from_flat(model="x", **work[0][0])
+    command = (sys.executable, "-m", "parity.rank_driver", "--follow", str(folder), json.dumps(work))
     followers = Followers(config, give_up, command)
     store = TCPStore("127.0.0.1", 0, config.parallel.world_size, is_master=True, wait_for_workers=False)
     followers.tell(Meet(store.port))
-    mesh = Mesh.join(config.parallel, 0, store, CPU)
-    for name in names:
-        begin = time.monotonic()
+    for flat, name, mesh in cases(work, 0, store):
         case = Case(folder, name, flat)
         plain = case.engine()
         wanted = drive(plain, case.requests())
         plain.close()
+        said = {"name": name} | flat
         try:
             engine = case.engine(mesh, **flat)
         except PolymuxError as error:
-            print(json.dumps({"name": name, "refused": str(error)}), flush=True)
+            print(json.dumps(said | {"refused": str(error)}), flush=True)
             continue
-        inner = engine.scheduler
-        engine.scheduler = scheduler = LeadScheduler(inner, followers, mesh.degree("cfg"), engine.split.parts)  # type: ignore[arg-type, union-attr]
+        split, inner = engine.split, engine.scheduler
+        assert split is not None and isinstance(inner, StepScheduler)
+        engine.scheduler = scheduler = LeadScheduler(inner, followers, mesh.degree("cfg"), split.parts)
         followers.wait_until_up()
         done = drive(Executor(engine, scheduler, followers), case.requests())
         followers.tell(Stop())
         engine.close()
-        said = {"name": name, "divided": engine.split.divided, "undivided": sorted(engine.split.undivided)}  # type: ignore[union-attr]
-        said["seconds"] = round(time.monotonic() - begin, 1)
+        said |= {"divided": split.divided, "undivided": sorted(split.undivided)}
         print(json.dumps(said | compared(done, wanted)), flush=True)
     followers.wait_until_up()
     followers.close()
+
+
+def cases(work: Work, rank: int, store: TCPStore) -> Iterator[tuple[dict[str, Any], str, Mesh]]:
+    """Every pipeline, in the mesh that it is to run on."""
+    for number, (flat, names) in enumerate(work):
+        config = EngineConfig.from_flat(model="x", **flat)
+        mesh = Mesh.join(config.parallel, rank, PrefixStore(str(number), store), CPU)
+        for name in names:
+            yield flat, name, mesh
+        dist.destroy_process_group()
 
 
 def compared(done: dict[str, Event], wanted: dict[str, Event]) -> dict[str, Any]:
@@ -134,13 +149,11 @@ def give_up(error: PolymuxError) -> None:
 
 def follow(asked: argparse.Namespace, config: EngineConfig, rank: int, link: Link[ToRank]) -> Any:
     """All pipelines, one after the other. What is returned only waits for the end."""
-    folder, names, flat = asked.folder, asked.names, asked.config
     meet = link.receive()
     assert isinstance(meet, Meet)
     store = TCPStore("127.0.0.1", meet.port, config.parallel.world_size, is_master=False)
-    mesh = Mesh.join(config.parallel, rank, store, CPU)
-    for name in names:
-        engine = one(Case(folder, name, flat), mesh, flat, link)
+    for flat, name, mesh in cases(asked.work, rank, store):
+        engine = one(Case(asked.folder, name, flat), mesh, flat, link)
         if engine is not None:
             follower.Follower(link, engine).run()
     return SimpleNamespace(close=lambda: None)
@@ -161,15 +174,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--follow", action="store_true")
     parser.add_argument("--fd")
-    parser.add_argument("config", type=json.loads)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("names", nargs="+")
+    parser.add_argument("work", type=json.loads)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.follow:
         words = ["--fd", asked.fd]
         os._exit(follower.main(words, lambda *of_rank: follow(asked, *of_rank)))
-    lead(asked.folder, asked.names, asked.config)
+    lead(asked.folder, asked.work)
 
 
 if __name__ == "__main__":

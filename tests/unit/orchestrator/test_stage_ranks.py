@@ -124,7 +124,7 @@ def test_a_killed_api_process_leaves_no_rank(tmp_path: Path) -> None:
     program = f"""
 import asyncio, sys
 sys.path[:0] = {[str(Path(__file__).parent)]!r}
-from test_ranks import ranks
+from test_stage_ranks import ranks
 async def main():
     async with ranks(3) as (h, processes):
         print(*processes, flush=True)
