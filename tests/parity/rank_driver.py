@@ -2,8 +2,8 @@
 
     python -m parity.rank_driver FOLDER WORK      rank 0, which starts the others
 
-WORK: pairs of knobs and names of pipelines, as JSON, all for one number of ranks. Run from the folder of the tests. Each
-pipeline makes the same requests on one rank (of rank 0, alone) and on all.
+WORK: pairs of knobs and names of pipelines, as JSON, all for one number of ranks. Run from the folder of the tests.
+Each pipeline makes the same requests on one rank (of rank 0, alone) and on all.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ GUIDED = {
 }
 TWO: list[tuple[dict[str, Any], list[str]]] = [
     ({"cfg_parallel_size": 2}, list(GUIDED)),
-    ({"ulysses_degree": 2, "vae_patch_parallel_size": 2}, ["wan21-t2v", "z-image"]),
-    ({"ring_degree": 2}, ["qwen-image"]),
+    ({"ulysses_degree": 2, "vae_patch_parallel_size": 2}, ["wan21-t2v"]),
+    ({"ring_degree": 2}, ["qwen-image", "z-image"]),
     ({"tensor_parallel_size": 2}, ["flux-schnell", "wan21-t2v"]),
     ({"cfg_parallel_size": 2, "use_hsdp": True}, ["qwen-image"]),
 ]
@@ -52,7 +52,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def results(tiny_checkpoint: Callable[..., Path]) -> Results:
-    """What `rank_driver` says about each case. Starting ranks takes long, so all with one number of them run at once."""
+    """What `rank_driver` says about each case. Starting ranks takes long: those with one number of them run at once."""
     known: dict[str, dict[str, dict[str, Any]]] = {}
 
     def get(ranks: str) -> dict[str, dict[str, Any]]:
@@ -62,10 +62,10 @@ def results(tiny_checkpoint: Callable[..., Path]) -> Results:
             words = [sys.executable, "-m", "parity.rank_driver", str(folder), json.dumps(work)]
             environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS)))}
             done = subprocess.run(words, cwd=TESTS, env=environment, capture_output=True, text=True, timeout=RUN_S)
-            assert done.returncode == 0, done.stderr
             lines = [json.loads(line) for line in done.stdout.splitlines()]
             cases = [case(flat, name) for flat, names in work for name in names]
-            known[ranks] = dict(zip(cases, lines, strict=True))
+            known[ranks] = dict(zip(cases, lines, strict=False))  # as far as it has come
+            assert done.returncode == 0, done.stderr
         return known[ranks]
 
     return get
