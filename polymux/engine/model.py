@@ -91,6 +91,8 @@ class Model:
 
     def sleep(self) -> None:
         """Move everything to the host. Raises ConfigError, with everything in place, if it cannot."""
+        if self.sharding.fixed:
+            raise ConfigError("--use-hsdp: weights that are shared out cannot be moved; level 2 drops them")
         self.weights.sleep()
         if self.between is not None:
             self.between.to("cpu")

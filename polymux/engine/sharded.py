@@ -29,6 +29,7 @@ class Sharding:
 
     undoings: tuple[Callable[[], None], ...] = ()
     divided: bool = False  # a rank has only a part of the weights
+    fixed: bool = False  # they cannot be moved off their device
 
     def undo(self) -> None:
         for undo in self.undoings:
@@ -44,7 +45,7 @@ def shard(components: Sequence[Component], family: Family, config: EngineConfig,
         elif component.role == "decoder" and "decode" in component.main and config.parallel.vae_patch_parallel_size > 1:
             undoings.append(share_tiles(component.module, mesh.world).undo)
             log.info("parallel: %s: its tiles on %d ranks", component.name, mesh.size)
-    return Sharding(tuple(undoings), config.parallel.divides_weights)
+    return Sharding(tuple(undoings), config.parallel.divides_weights, config.parallel.use_hsdp)
 
 
 def _denoiser(component: Component, family: Family, mesh: Mesh) -> list[Callable[[], None]]:
