@@ -5,6 +5,7 @@ torch's FSDP does it. Ranks may get different arguments, or the same; they must 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -31,4 +32,7 @@ def shard_weights(module: torch.nn.Module, mesh: DeviceMesh, blocks: Sequence[st
     for path in paths:
         fully_shard(module.get_submodule(path), mesh=mesh)
     fully_shard(module, mesh=mesh, ignored_params=rest)  # the blocks share its streams: one is gathered ahead
+    plain = module.forward
     register_fsdp_forward_method(module, "forward")  # which an engine calls by itself, past the module's hooks
+    gathering = module.forward
+    module.__dict__["forward"] = functools.wraps(plain)(lambda *args, **kwargs: gathering(*args, **kwargs))

@@ -51,6 +51,8 @@ def denoiser_call(name: str) -> DenoiserCall:
     pipeline = TINY[name].build(Ctx())
     assert isinstance(pipeline, DiffusionPipeline)
     pipeline.set_progress_bar_config(disable=True)
+    for part, made in TINY[name].load.items():
+        setattr(pipeline, part, made)
     module, found = pipeline.transformer.eval(), []
 
     def forward(*args: Any, **kwargs: Any) -> Any:
