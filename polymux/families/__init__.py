@@ -32,6 +32,7 @@ from polymux.families import (
     sana,
     speecht5,
     stable_diffusion,
+    text_encoders,
     vits,
     wan,
     z_image,
@@ -94,6 +95,7 @@ _SHARDED = (
     pixart,
     qwen_image,
     stable_diffusion,
+    text_encoders,
     wan,
     z_image,
 )

@@ -22,6 +22,7 @@ class DenoiserCall:
     module: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    pipeline: Any = None
 
     @torch.no_grad()
     def run(self, module: torch.nn.Module | None = None) -> list[torch.Tensor]:
@@ -56,7 +57,7 @@ def denoiser_call(name: str) -> DenoiserCall:
     module, found = pipeline.transformer.eval(), []
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        found.append(DenoiserCall(module, args, kwargs))
+        found.append(DenoiserCall(module, args, kwargs, pipeline))
         raise _Reached
 
     module.__dict__["forward"] = forward

@@ -55,6 +55,7 @@ TENSOR = [
     *("cogview4", "cogvideox", "cosmos1-t2w", "pixart-sigma", "chroma", "hunyuan-video15-t2v"),
     *(["qwen-image-21"] if have_torchvision() else []),
 ]
+ENCODERS = ["flux-dev", "wan21-t2v", "hunyuan-video-t2v", "z-image", "lumina2", "flux2-klein", "qwen-image", "ltx2"]
 HSDP = ["wan21-vace", "flux-dev", "qwen-image"]
 FOUR = ["wan21-t2v", "flux-dev", "ltx2"]
 
@@ -118,6 +119,34 @@ def tensor(name: str) -> None:
     module = copy.deepcopy(CALLS[name].module)
     shard_tensor(module, tensor_plan(module), dist.group.WORLD)
     close(CALLS[name].run(module), CALLS[name].run())
+
+
+def text_encoder(name: str) -> None:
+    module = encoder_of(name)
+    ids = torch.arange(18).view(2, 9) % 7 + 3
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    call = DenoiserCall(module, (), {"input_ids": ids, "attention_mask": mask, "output_hidden_states": True})
+    divided = copy.deepcopy(module)
+    shard_tensor(divided, tensor_plan(divided), dist.group.WORLD)
+    assert sum(p.numel() for p in divided.parameters()) < sum(p.numel() for p in module.parameters())
+    close(call.run(divided), call.run())
+
+
+@functools.cache
+def encoder_of(name: str) -> torch.nn.Module:
+    """A text encoder like that of a tiny checkpoint, whose heads two ranks can divide."""
+    pipeline = CALLS[name].pipeline
+    tiny = pipeline.text_encoder_2 if name == "flux-dev" else pipeline.text_encoder
+    config = copy.deepcopy(tiny.config)
+    text = config.get_text_config()
+    if "num_key_value_heads" in text.to_dict():
+        text.num_key_value_heads = 2
+    if text.to_dict().get("head_dim") is not None:
+        text.num_attention_heads = 4
+    torch.manual_seed(0)
+    encoder: torch.nn.Module = type(tiny)(config).eval()
+    return encoder
 
 
 def tensor_and_sequence(name: str) -> None:
@@ -238,6 +267,7 @@ def whatever_is_declared(_: str) -> None:
     for plan, names in (("sequence", SEQUENCE), ("tensor", TENSOR)):
         declared = {m for sharding in all_shardings() if getattr(sharding, plan) for m in sharding.models}
         missing = declared - {type(CALLS[name].module).__name__ for name in names}
+        missing -= {type(encoder_of(name)).__name__ for name in ENCODERS}
         assert missing <= (set() if have_torchvision() else {"LongCatImageTransformer2DModel"}), missing
 
 
@@ -250,6 +280,7 @@ SCENARIOS: dict[int, list[Scenario]] = {
         *((ulysses, name) for name in SEQUENCE),
         *((ring, name) for name in RING),
         *((tensor, name) for name in TENSOR),
+        *((text_encoder, name) for name in ENCODERS),
         *((hsdp, name) for name in HSDP),
         *((read_in_parts, name) for name in ("wan21-t2v", "flux2-klein")),
     ],
