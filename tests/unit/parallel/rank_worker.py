@@ -48,7 +48,7 @@ RING = [
 SEQUENCE = [  # where the ring works, the rest is the same as for Ulysses
     *RING,
     *("ovis-image", "cogview4", "cogvideox", "cosmos1-t2w", "cosmos2-v2w", "pixart-sigma", "auraflow", "lumina2"),
-    *("hunyuan-video15-t2v", *(["longcat-image"] if have_torchvision() else [])),
+    *("hunyuan-video15-t2v", *(["longcat-image", "minimax-h3"] if have_torchvision() else [])),
 ]
 TENSOR = [
     *RING,
