@@ -32,6 +32,7 @@ from polymux.families import (
     sana,
     speecht5,
     stable_diffusion,
+    text_encoders,
     vits,
     wan,
     z_image,
@@ -81,14 +82,24 @@ _SOUNDING = (
     vits,
 )
 _GENERATE_FAMILIES: tuple[GenerateFamily, ...] = tuple(family for module in _SOUNDING for family in module.FAMILIES)
-_SHARDINGS = (
-    *hunyuan.SHARDING,
-    *ltx.SHARDING,
-    *qwen_image.SHARDING,
-    *stable_diffusion.SHARDING,
-    *wan.SHARDING,
-    *z_image.SHARDING,
+_SHARDED = (
+    auraflow,
+    chroma,
+    cogview,
+    cosmos,
+    hunyuan,
+    longcat,
+    ltx,
+    lumina,
+    ovis,
+    pixart,
+    qwen_image,
+    stable_diffusion,
+    text_encoders,
+    wan,
+    z_image,
 )
+_SHARDINGS: tuple[Sharding, ...] = tuple(sharding for module in _SHARDED for sharding in module.SHARDING)
 _SHARDING_BY_MODEL = {model: sharding for sharding in _SHARDINGS for model in sharding.models}
 _BY_MODEL = {model: family for family in _GENERATE_FAMILIES for model in family.models}
 
@@ -111,6 +122,11 @@ def all_generate_families() -> tuple[GenerateFamily, ...]:
 def generate_family_of(model: str) -> GenerateFamily | None:
     """The family of a model class of transformers; None if none declares it."""
     return _BY_MODEL.get(model)
+
+
+def all_shardings() -> tuple[Sharding, ...]:
+    """Every declared way of dividing a model among ranks."""
+    return _SHARDINGS
 
 
 def sharding_of(model: str) -> Sharding | None:

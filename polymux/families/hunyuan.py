@@ -9,6 +9,7 @@ from polymux.families.sharding import (
     Split,
     TensorPlan,
     attention_cuts,
+    block_steps,
     feed_forward_cuts,
 )
 
@@ -100,6 +101,15 @@ SHARDING = (
     ),
     Sharding(
         models=("HunyuanVideo15Transformer3DModel",),
+        sequence=SequencePlan(
+            steps=(
+                *(Split(module="rope", output=position, dim=0, ndim=2) for position in (0, 1)),
+                *block_steps("transformer_blocks", *_PICTURE_AND_TEXT),
+                Split(module=_DOUBLE, argument="attention_mask", ndim=2),
+            ),
+            attention=(f"{_DOUBLE}.attn",),
+            square_masks=True,
+        ),
         tensor=TensorPlan(cuts=_DOUBLE_CUTS, heads=(f"{_DOUBLE}.attn.heads",)),
     ),
 )

@@ -1,6 +1,7 @@
 """LongCat: image, image editing and audio."""
 
 from polymux.families.base import Family
+from polymux.families.sharding import JOINT_STEPS, SequencePlan, Sharding
 
 LONGCAT_IMAGE = Family(
     name="longcat-image",
@@ -30,3 +31,5 @@ FAMILIES = (
     LONGCAT_IMAGE_EDIT,
     LONGCAT_AUDIO,
 )
+
+SHARDING = (Sharding(models=("LongCatImageTransformer2DModel",), sequence=SequencePlan(steps=JOINT_STEPS)),)

@@ -1,6 +1,7 @@
 """Ovis-Image."""
 
 from polymux.families.base import Family
+from polymux.families.sharding import JOINT_STEPS, SequencePlan, Sharding
 
 OVIS_IMAGE = Family(
     name="ovis-image",
@@ -10,3 +11,5 @@ OVIS_IMAGE = Family(
 )
 
 FAMILIES = (OVIS_IMAGE,)
+
+SHARDING = (Sharding(models=("OvisImageTransformer2DModel",), sequence=SequencePlan(steps=JOINT_STEPS)),)

@@ -49,12 +49,17 @@ class Lengthen:
 
 @dataclass(frozen=True, kw_only=True)
 class SequencePlan:
-    """steps: where the sequence is split, and where it is whole again. attention: the layers whose attention sees the
-    tokens of all ranks; () for all that go through diffusers' dispatcher. lengthen: what may be too short to split."""
+    """steps: where the sequence is split, and where it is whole again.
+    attention: the layers whose attention sees all ranks' tokens; () for all that go through diffusers' dispatcher.
+    lengthen: what may be too short to split.
+    square_masks: masks say for each query and key that both are real; what is made of queries that are not is of no
+        account.
+    """
 
     steps: tuple[Split | Gather, ...]
     attention: tuple[str, ...] = ()
     lengthen: tuple[Lengthen, ...] = ()
+    square_masks: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,3 +112,18 @@ def feed_forward_cuts(path: str, *, gated: bool = False) -> tuple[Cut, ...]:
     """Of a feed-forward layer as diffusers names its parts. gated: what is gated, and the gates, are packed."""
     first = Cut(layer=f"{path}.net.0.proj", by="column", parts=(1, 1) if gated else ())
     return first, Cut(layer=f"{path}.net.2", by="row")
+
+
+# Of models whose streams of picture and text have the form that diffusers' plans know.
+JOINT_STEPS = (
+    Split(module="", argument="hidden_states", ndim=3),
+    Split(module="", argument="encoder_hidden_states", ndim=3),
+    Split(module="", argument="img_ids", dim=0, ndim=2),
+    Split(module="", argument="txt_ids", dim=0, ndim=2),
+    Gather(module="proj_out"),
+)
+
+
+def block_steps(blocks: str, *arguments: str) -> tuple[Split | Gather, ...]:
+    """Where streams are split when the first block begins, and one is whole again behind the last layer."""
+    return (*(Split(module=f"{blocks}.0", argument=name) for name in arguments), Gather(module="proj_out"))

@@ -28,8 +28,9 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
 class SplitAttention:
     """The attention of one layer. diffusers hands it to the backend as what it calls the parallel configuration."""
 
-    def __init__(self, turn: Turn, place: int, kernel: Kernel) -> None:
+    def __init__(self, turn: Turn, place: int, kernel: Kernel, square_masks: bool = False) -> None:
         self._turn, self._place, self._kernel = turn, place, kernel
+        self._square_masks = square_masks
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
         """This rank's part of the result. Tensors are (batch, tokens, heads, channels), and of all heads."""
@@ -75,6 +76,8 @@ class SplitAttention:
         own = keys[self._turn.groups.whole.rank()]
         if mask.ndim == 2:
             mask = mask[:, None, None]
+        if self._square_masks and mask.dtype == torch.bool:
+            mask = mask.any(dim=2, keepdim=True)
         if mask.ndim != 4 or mask.shape[2] != 1 or mask.shape[3] != own:
             raise GenerationError(
                 f"sequence parallelism: an attention mask of shape {list(mask.shape)} for queries of shape "

@@ -29,11 +29,10 @@ def shard_weights(module: torch.nn.Module, mesh: DeviceMesh, blocks: Sequence[st
         raise ConfigError(f"nothing tells what the blocks of {type(module).__name__} are", param="use_hsdp")
     sharded = {p for path in paths for p in module.get_submodule(path).parameters()}
     rest = {p for p in module.parameters() if p not in sharded}
-    whole = module.forward
     for path in paths:
         fully_shard(module.get_submodule(path), mesh=mesh)
     fully_shard(module, mesh=mesh, ignored_params=rest)  # the blocks share its streams: one is gathered ahead
+    plain = module.forward
     register_fsdp_forward_method(module, "forward")  # which an engine calls by itself, past the module's hooks
-    gathered = module.forward
-    # That has lost its signature, by which an engine knows its arguments.
-    module.__dict__["forward"] = functools.wraps(whole)(lambda *args, **kwargs: gathered(*args, **kwargs))
+    gathering = module.forward
+    module.__dict__["forward"] = functools.wraps(plain)(lambda *args, **kwargs: gathering(*args, **kwargs))

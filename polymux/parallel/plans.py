@@ -12,35 +12,51 @@ from diffusers.models.modeling_utils import ModelMixin
 
 from polymux.errors import ConfigError
 from polymux.families import sharding_of
-from polymux.families.sharding import Cut, Gather, SequencePlan, Split, TensorPlan
+from polymux.families.sharding import Cut, Gather, SequencePlan, Sharding, Split, TensorPlan
+
+# A class is enough: what a model cannot do is known before it is loaded.
+Model = torch.nn.Module | type[torch.nn.Module]
 
 
-def sequence_plan(module: torch.nn.Module) -> SequencePlan:
+def sequence_plan(model: Model) -> SequencePlan:
     """Raises ConfigError if nobody says how the model's sequence is split."""
-    declared = sharding_of(type(module).__name__)
-    if declared is not None and declared.sequence is not None:
-        return declared.sequence
-    theirs = module._cp_plan if isinstance(module, ModelMixin) else None
+    cls = model if isinstance(model, type) else type(model)
+    for declared in _declared(cls):
+        if declared.sequence is not None:
+            return declared.sequence
+    theirs = _plans(cls)[0]
     if not theirs:
-        kind = type(module).__name__
+        kind = cls.__name__
         raise ConfigError(
             f"sequence parallelism: nothing says how the sequence of {kind} is split", param="ulysses_degree"
         )
     return SequencePlan(steps=tuple(_steps(theirs)))
 
 
-def tensor_plan(module: torch.nn.Module) -> TensorPlan:
+def tensor_plan(model: Model) -> TensorPlan:
     """Raises ConfigError if nobody says how the model's layers are divided."""
-    declared = sharding_of(type(module).__name__)
-    if declared is not None and declared.tensor is not None:
-        return declared.tensor
-    theirs = module._tp_plan if isinstance(module, ModelMixin) else None
+    cls = model if isinstance(model, type) else type(model)
+    for declared in _declared(cls):
+        if declared.tensor is not None:
+            return declared.tensor
+    theirs = _plans(cls)[1]
     if not theirs:
-        kind = type(module).__name__
+        kind = cls.__name__
         raise ConfigError(
             f"tensor parallelism: nothing says how the layers of {kind} are divided", param="tensor_parallel_size"
         )
     return TensorPlan(cuts=tuple(_cut(layer, style) for layer, style in theirs.items()))
+
+
+def _declared(cls: type[torch.nn.Module]) -> Iterator[Sharding]:
+    """For the class, or for one that it inherits from, as the classes that torch's FSDP makes do."""
+    found = (sharding_of(kind.__name__) for kind in cls.__mro__)
+    return (sharding for sharding in found if sharding is not None)
+
+
+def _plans(cls: Any) -> tuple[Any, Any]:
+    """diffusers' own, for the sequence and for the layers."""
+    return (cls._cp_plan, cls._tp_plan) if issubclass(cls, ModelMixin) else (None, None)
 
 
 def _steps(plan: Mapping[str, Any]) -> Iterator[Split | Gather]:

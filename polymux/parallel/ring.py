@@ -11,9 +11,11 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import pad
 
 from polymux.parallel.groups import Lengths
 
+ALIGN = 16  # elements; GPU kernels want the rows of what is added to scores to begin at a multiple of it
 MASKED = -3e4  # added to a score: its weight is then zero in every type; with minus infinity a part could have no sum
 
 
@@ -73,7 +75,8 @@ def attend(
     """The result, and the logarithm of the sum of weights as (batch, heads, queries) in fp32."""
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     if bias is not None:
-        bias = bias.to(q.dtype).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        aligned = pad(bias.to(q.dtype), (0, -k.shape[2] % ALIGN))[..., : k.shape[2]]
+        bias = aligned.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     ops = torch.ops.aten
     if q.device.type == "cpu":
         out, sums = ops._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=bias, scale=scale)

@@ -50,7 +50,7 @@ class SequenceSharding:
         self._places += 1
         return self._places
 
-    def _attend(self, layer: Any) -> None:
+    def _attend(self, layer: Any, square_masks: bool) -> None:
         """Have the attention of a layer see all tokens."""
         processor = layer.processor
         if isinstance(processor._parallel_config if hasattr(processor, "_parallel_config") else None, SplitAttention):
@@ -59,9 +59,9 @@ class SequenceSharding:
             kernel = kernel_of(processor, self._turn.groups.ring is not None)
             self._processors.append((processor, processor._attention_backend, processor._parallel_config))
             processor._attention_backend = split_backend(kernel)
-            processor._parallel_config = SplitAttention(self._turn, self._place(), dispatched(kernel))
+            processor._parallel_config = SplitAttention(self._turn, self._place(), dispatched(kernel), square_masks)
         else:
-            meet = partial(MeetAttention, SplitAttention(self._turn, self._place(), plain_attention))
+            meet = partial(MeetAttention, SplitAttention(self._turn, self._place(), plain_attention, square_masks))
             self._wrapping.around(layer, partial(_within, meet))
 
     def _move(self, module: torch.nn.Module, steps: Sequence[Split | Gather]) -> None:
@@ -79,7 +79,7 @@ def shard_sequence(module: torch.nn.Module, plan: SequencePlan, groups: Sequence
     sharding = SequenceSharding(groups)
     try:
         for layer in _attention_layers(module, plan):
-            sharding._attend(layer)
+            sharding._attend(layer, plan.square_masks)
         steps: dict[str, list[Split | Gather]] = defaultdict(list)
         for step in plan.steps:
             for path in _paths(module, step.module):
@@ -150,6 +150,8 @@ def _within(meet: Callable[[], MeetAttention], forward: Forward) -> Forward:
 def _moving(turn: Turn, steps: Sequence[Split | Gather], places: Sequence[int], forward: Forward) -> Forward:
     """A module some of whose arguments are split, and some of whose results are split or gathered."""
     names = list(inspect.signature(forward).parameters)
+    if missing := [s.argument for s in steps if isinstance(s, Split) and s.argument not in (None, *names)]:
+        raise ConfigError(f"sequence parallelism: a module has no argument {missing[0]!r}, which its plan names")
     before = [s for s in steps if isinstance(s, Split) and s.argument is not None]
     after = [(s, place) for s, place in zip(steps, places, strict=True) if s not in before]
 

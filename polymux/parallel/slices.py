@@ -47,6 +47,8 @@ def slices(module: torch.nn.Module, plan: TensorPlan, rank: int, size: int) -> d
     """
     found: dict[str, Slice] = {}
     for path, layer, cut in cut_layers(module, plan):
+        if cut.by == "result":
+            continue
         for name, parameter in layer.named_parameters(recurse=False):
             found[f"{path}.{name}"] = _slice(f"{path}.{name}", parameter, layer, cut, (rank, size))
     return found

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from polymux.errors import ConfigError
 from polymux.families.sharding import TensorPlan
@@ -21,9 +23,8 @@ from polymux.parallel.wrapping import members
 
 def check_tensor(module: torch.nn.Module, plan: TensorPlan, size: int) -> None:
     """Raise ConfigError, with the numbers, if a head count or a width does not divide. Meta tensors will do."""
-    config: Mapping[str, Any] = getattr(module, "config", {})
     for name in plan.counts:
-        _check_divides(f"{type(module).__name__} has {name}", config.get(name), size)
+        _check_divides(f"{type(module).__name__} has {name}", _count(module, name), size)
     for path, owner, name in _head_counts(module, plan):
         _check_divides(f"{path} has {name}", owner.__dict__[name], size)
     slices(module, plan, 0, size)
@@ -60,6 +61,13 @@ def cut_parameters(module: torch.nn.Module, parts: Mapping[str, Slice]) -> None:
         owner = module.get_submodule(path)
         whole = owner.get_parameter(last)
         owner.register_parameter(last, torch.nn.Parameter(part.of(whole.detach()), requires_grad=whole.requires_grad))
+
+
+def _count(module: torch.nn.Module, name: str) -> object:
+    """A number in the config of a model; of one of several parts, in that of its language model."""
+    if isinstance(module, PreTrainedModel):
+        return module.config.get_text_config().to_dict().get(name)
+    return module.config.get(name) if isinstance(module, ModelMixin) else None
 
 
 def _check_divides(what: str, count: object, size: int) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from polymux.errors import ConfigError
 from polymux.parallel.wrapping import Forward, Wrapping, shapes_of
 
+MOST_KNOWN = 1024  # forms of tiles that are remembered
 CODERS = {"encode": "encoder", "decode": "decoder"}  # what computes a tile, by the method that makes tiles
 Phase = Literal["alone", "computing", "repeating"]
 
@@ -133,6 +134,8 @@ class _Deal:
     def _exchanged(self) -> list[list[Tensor]]:
         """Every tile from the rank whose it is."""
         works, flats = [], []
+        if len(self._known) > MOST_KNOWN:
+            self._known.clear()  # on all ranks at once, which all know the same
         for number, (tile, form) in enumerate(zip(self._tiles, self._forms, strict=True)):
             self._known[form] = [_Spec(piece.shape, piece.dtype, piece.device) for piece in tile]
             flats.append(torch.cat([piece.reshape(-1) for piece in tile]))

@@ -20,8 +20,9 @@ class Wrapping:
     def around(self, module: torch.nn.Module, make: Callable[[Forward], Forward], name: str = "forward") -> None:
         """`make` gets the method as it is, and gives the new one."""
         inner = getattr(module, name)
+        outer = functools.wraps(inner)(make(inner))
         self._before.append((module, name, module.__dict__.get(name)))
-        module.__dict__[name] = functools.wraps(inner)(make(inner))
+        module.__dict__[name] = outer
 
     def undo(self) -> None:
         while self._before:

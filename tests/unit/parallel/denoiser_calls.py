@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
 
-from polymux.testing.tiny import TINY, Ctx
-from polymux.testing.tiny.driver import call_pipeline
+from polymux.testing.tiny import TINY, Ctx, make
+from polymux.testing.tiny.driver import call_pipeline, open_pipeline
 
 
 class _Reached(BaseException):
@@ -22,6 +24,7 @@ class DenoiserCall:
     module: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    pipeline: Any = None
 
     @torch.no_grad()
     def run(self, module: torch.nn.Module | None = None) -> list[torch.Tensor]:
@@ -45,16 +48,26 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [tensor for item in items for tensor in tensors_in(item)]
 
 
+def tiny_pipeline(name: str) -> Any:
+    if TINY[name].kind == "modular":
+        with tempfile.TemporaryDirectory() as folder:
+            return open_pipeline(make(name, Path(folder)), Ctx(), TINY[name].load)
+    torch.manual_seed(0)
+    pipeline: Any = TINY[name].build(Ctx())
+    pipeline.set_progress_bar_config(disable=True)
+    for part, made in TINY[name].load.items():
+        setattr(pipeline, part, made)
+    return pipeline
+
+
 def denoiser_call(name: str) -> DenoiserCall:
     """Of a tiny checkpoint."""
-    torch.manual_seed(0)
-    pipeline = TINY[name].build(Ctx())
-    assert isinstance(pipeline, DiffusionPipeline)
-    pipeline.set_progress_bar_config(disable=True)
+    pipeline = tiny_pipeline(name)
     module, found = pipeline.transformer.eval(), []
 
+    @functools.wraps(module.forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        found.append(DenoiserCall(module, args, kwargs))
+        found.append(DenoiserCall(module, args, kwargs, pipeline))
         raise _Reached
 
     module.__dict__["forward"] = forward

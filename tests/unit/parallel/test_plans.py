@@ -42,6 +42,15 @@ def test_a_family_s_plan_counts_first() -> None:
     assert sequence_plan(QwenImageTransformer2DModel(num_layers=1, num_attention_heads=1)).lengthen
 
 
+def test_a_class_is_enough_and_so_is_one_that_inherits() -> None:
+    class Sharded(WanTransformer3DModel):
+        pass
+
+    for kind in (WanTransformer3DModel, Sharded):
+        assert tensor_plan(kind) == tensor_plan(wan(2))
+        assert sequence_plan(kind) == sequence_plan(wan(2))
+
+
 def test_no_plan() -> None:
     with pytest.raises(ConfigError, match="UNet2DModel") as error:
         sequence_plan(UNet2DModel(sample_size=8, block_out_channels=(32,) * 4))

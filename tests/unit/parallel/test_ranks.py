@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from polymux.config import stage_environment
 
@@ -18,16 +19,19 @@ CASES = [(scenario.__name__, name, size) for size, scenarios in SCENARIOS.items(
 
 
 @pytest.fixture(scope="module")
-def problems() -> dict[tuple[str, str, int], list[str | None]]:
-    """What went wrong on each rank, by scenario, checkpoint and number of ranks; all run in one go."""
-    module = __name__.replace("test_ranks", "rank_worker")
+def problems(run_dir: Path) -> dict[tuple[str, str, int], list[str | None]]:
+    """What went wrong on each rank, by scenario, checkpoint and number of ranks; all run once, in one go."""
+    report, module = run_dir / "ranks.jsonl", __name__.replace("test_ranks", "rank_worker")
     root = Path(__file__).parents[__name__.count(".")]
     environment = stage_environment() | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", module], stdout=subprocess.PIPE, cwd=root, env=environment, timeout=PATIENCE_S
-    )
+    with FileLock(run_dir / "ranks.lock"):
+        if not report.exists():
+            done = subprocess.run(
+                [sys.executable, "-m", module], stdout=subprocess.PIPE, cwd=root, env=environment, timeout=PATIENCE_S
+            )
+            report.write_bytes(done.stdout)
     found: dict[tuple[str, str, int], list[str | None]] = {}
-    for line in done.stdout.splitlines():
+    for line in report.read_text().splitlines():
         said = json.loads(line)
         found.setdefault((said["scenario"], said["name"], said["size"]), []).append(said["problem"])
     return found
