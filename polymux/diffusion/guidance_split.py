@@ -171,8 +171,13 @@ class GuidanceSplit:
         impatience = threading.Timer(PATIENCE_S, self.give_up, [StageDeadError(f"{what}: {error}")])
         if error is not None:
             impatience.start()
-        worked = circle.tell(error is None)
-        impatience.cancel()
+        try:
+            worked = circle.tell(error is None)
+        except RuntimeError as lost:
+            self.give_up(StageDeadError(f"{call.component.name}: the other ranks do not answer: {lost}"))
+            raise
+        finally:
+            impatience.cancel()
         if len(set(worked)) > 1:
             self.give_up(StageDeadError(what if error is None else f"{what}: {error}"))
 

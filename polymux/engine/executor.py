@@ -8,6 +8,7 @@ processes are started nor what is divided among them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -18,6 +19,9 @@ from polymux.engine.seeds import with_seed
 from polymux.errors import PolymuxError, from_info
 from polymux.messages import Abort, Add, Sleep, WakeUp
 from polymux.request import Capabilities, Event, Failed, Request, StageStats
+
+
+LOSS_S = 2.0
 
 
 class LeadingEngine(StageEngine, Protocol):
@@ -79,7 +83,12 @@ class Executor:
         if self._lead.telling:
             orders, self._orders = self._orders, []
             self._followers.tell(Tick(orders))
-        events = self.engine.step()
+        try:
+            events = self.engine.step()
+        except Exception:
+            # If a rank is lost, that is the reason, and whoever watches it ends this process meanwhile.
+            time.sleep(LOSS_S)
+            raise
         # Also what has failed here alone, on its way out.
         self._orders += [Abort(event.request_id) for event in events if isinstance(event, Failed)]
         return events

@@ -5,6 +5,7 @@ May be taken down and loaded again while the engine lives. Knows no requests.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Mapping as Dict
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from polymux.config import EngineConfig, ModelConfig, attention_choice
 from polymux.diffusion.adapters import Adapters
 from polymux.diffusion.attention import AttentionChoice, choose_attention
-from polymux.diffusion.component import Component, components_of
+from polymux.diffusion.component import Component, components_of, role_of
 from polymux.diffusion.pipeline_call import declared_family
 from polymux.diffusion.step_cache import StepCache
 from polymux.diffusion.tiling import enable_pieces
@@ -24,7 +25,7 @@ from polymux.errors import ConfigError
 from polymux.families.base import Family
 from polymux.interpolation.network import FlowNetwork
 from polymux.interpolation.weights import load_network
-from polymux.loading import auto_dtype, load_pipeline
+from polymux.loading import Ranks, SlicedLoader, auto_dtype, load_pipeline
 from polymux.memory.place import place
 from polymux.memory.residency import Residency, Tenant
 from polymux.memory.runtime_cache.mapped import Mapping
@@ -53,10 +54,11 @@ class Model:
         dtype = auto_dtype(config.model.dtype, device)
         on_host = config.memory.offloads or config.parallel.divides_weights
         first = torch.device("cpu") if on_host else device
-        cached = cached_loader(config)
-        pipeline = load_pipeline(config.model, first, dtype, components=dict(given), cached=cached)
+        cached, tensor = cached_loader(config), Ranks(mesh.rank_in("tp"), mesh.degree("tp"))
+        sliced = SlicedLoader(tensor, lambda name: role_of(name) == "denoiser") if tensor.size > 1 else None
+        pipeline = load_pipeline(config.model, first, dtype, components=dict(given), loader=cached or sliced)
         if cached is None:
-            return cls.of(config, pipeline, device, mesh=mesh)
+            return cls.of(config, pipeline, device, mesh=mesh, sliced=sliced.sliced if sliced else ())
         made = cls.of(config, pipeline, device, cached.mappings, mesh)
         queries, hits = {"runtime_cache": cached.queries}, {"runtime_cache": cached.hits}
         return replace(made, cache_queries=queries, cache_hits=hits)
@@ -69,15 +71,16 @@ class Model:
         device: torch.device,
         mappings: Dict[str, Mapping] | None = None,
         mesh: Mesh = ALONE,
+        sliced: Collection[str] = (),
     ) -> Model:
         """Of a loaded pipeline. `mappings`: of components that are mapped from the runtime cache; `mesh`: this rank's
-        place among those that share it."""
+        place among those that share it; `sliced`: components of which only this rank's part is there."""
         family = declared_family(pipeline)
         between = _between(config.model, family, device)
         enable_pieces(pipeline.components, config.memory)
         components = tuple(components_of(pipeline.components.items(), family.denoisers))
         attention = choose_attention(*attention_choice(config.attention), components, device)
-        sharding = shard(components, family, config, mesh)
+        sharding = shard(components, family, config, mesh, sliced)
         if mesh.size > 1:  # their modules' functions are others now
             components = tuple(components_of(pipeline.components.items(), family.denoisers))
         step_cache = StepCache.apply(config.caches.threshold, components)

@@ -7,7 +7,7 @@ captured, and after the attention has its kernels.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from polymux.config import EngineConfig
@@ -36,25 +36,30 @@ class Sharding:
             undo()
 
 
-def shard(components: Sequence[Component], family: Family, config: EngineConfig, mesh: Mesh) -> Sharding:
-    """Divide them. Raises ConfigError if a denoiser cannot be divided as the configuration says."""
+def shard(
+    components: Sequence[Component], family: Family, config: EngineConfig, mesh: Mesh, sliced: Collection[str]
+) -> Sharding:
+    """Divide them; `sliced`: the names of those of which only this rank's part is there.
+
+    Raises ConfigError if a denoiser cannot be divided as the configuration says.
+    """
     undoings: list[Callable[[], None]] = []
     for component in components:
         if component.role == "denoiser":
-            undoings += _denoiser(component, family, mesh)
+            undoings += _denoiser(component, family, mesh, component.name in sliced)
         elif component.role == "decoder" and "decode" in component.main and config.parallel.vae_patch_parallel_size > 1:
             undoings.append(share_tiles(component.module, mesh.world).undo)
             log.info("parallel: %s: its tiles on %d ranks", component.name, mesh.size)
     return Sharding(tuple(undoings), config.parallel.divides_weights, config.parallel.use_hsdp)
 
 
-def _denoiser(component: Component, family: Family, mesh: Mesh) -> list[Callable[[], None]]:
+def _denoiser(component: Component, family: Family, mesh: Mesh, sliced: bool) -> list[Callable[[], None]]:
     module, done, undoings = component.module, [], []
     # The plans of both are of the model's own class, which sharded weights replace by another one.
     tensor = tensor_plan(module) if mesh.degree("tp") > 1 else None
     sequence = sequence_plan(module) if mesh.sequence is not None else None
     if tensor is not None:
-        shard_tensor(module, tensor, mesh.group("tp"))
+        shard_tensor(module, tensor, mesh.group("tp"), sliced=sliced)
         done.append(f"its layers on {mesh.degree('tp')} ranks")
     if mesh.shards is not None:
         shard_weights(module, mesh.shards, family.blocks)

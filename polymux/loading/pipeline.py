@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -19,7 +19,7 @@ import torch
 from polymux.config import ModelConfig
 from polymux.errors import CheckpointError, ConfigError
 from polymux.families import family_of
-from polymux.loading.cached import CachedLoader
+from polymux.families.base import Family
 from polymux.loading.classic import ClassicPlan
 from polymux.loading.component import Part, load_model, load_plain, place
 from polymux.loading.dummy import dummy_model
@@ -34,6 +34,24 @@ from polymux.loading.weights import Weights
 logger = logging.getLogger(__name__)
 
 Pipeline: TypeAlias = "diffusers.DiffusionPipeline | diffusers.ModularPipeline"
+
+
+class DenoiserLoader(Protocol):
+    """Loads denoisers in a way of its own, to the host."""
+
+    family: Family  # set when it is known
+
+    def wants(self, part: Part) -> bool: ...
+
+    def load(
+        self, part: Part, weights: Weights, dtype: torch.dtype, flags: LoadFlags, read_ahead: Callable[[], None]
+    ) -> torch.nn.Module:
+        """A component of a checkpoint. `read_ahead` is called if its weight files will be read."""
+        ...
+
+    def make_up(self, part: Part, dtype: torch.dtype) -> torch.nn.Module:
+        """A component with random weights."""
+        ...
 
 
 class Plan(Protocol):
@@ -51,27 +69,27 @@ def load_pipeline(
     dtype: torch.dtype,
     *,
     components: Mapping[str, object] | None = None,
-    cached: CachedLoader | None = None,
+    loader: DenoiserLoader | None = None,
 ) -> Pipeline:
     """Load a pipeline: every component on `device`, in eval mode, without gradients and progress bars.
 
-    `components` are ready-made ones by name, used in place of the checkpoint's. `cached` loads the denoisers, by way of
-    the runtime cache; they are on the host, so `device` must be the CPU. Raises CheckpointError if the checkpoint is
-    missing, incomplete or inconsistent, and ConfigError if the settings ask for what cannot be.
+    `components` are ready-made ones by name, used in place of the checkpoint's. `loader` loads the denoisers, by way of
+    the runtime cache or in parts; they are on the host, so `device` must be the CPU. Raises CheckpointError if the
+    checkpoint is missing, incomplete or inconsistent, and ConfigError if the settings ask for what cannot be.
     """
     start = time.perf_counter()
     options = parse_options(config.diffusers_load_kwargs, components)
     folder = resolve(config)
     with quiet():
         plan = _plan(folder, config, options)
-        if cached is not None:
-            cached.family = family_of(plan.class_name)
+        if loader is not None:
+            loader.family = family_of(plan.class_name)
         if config.load_format == "dummy":
-            made = _make_up(plan.parts, device, dtype, cached)
+            made = _make_up(plan.parts, device, dtype, loader)
         else:
             threads = config.num_weight_load_threads if config.enable_multithread_weight_load else 0
             with ReadAhead(threads) as ahead:
-                made = _load(plan.parts, device, dtype, options.flags, ahead, cached)
+                made = _load(plan.parts, device, dtype, options.flags, ahead, loader)
         pipeline = plan.assemble(made)
         pipeline.set_progress_bar_config(disable=True)
         for name, component in pipeline.components.items():
@@ -126,14 +144,14 @@ def _class_of(index: PipelineIndex, flags: LoadFlags) -> type:
 
 
 def _make_up(
-    parts: Sequence[Part], device: torch.device, dtype: torch.dtype, cached: CachedLoader | None
+    parts: Sequence[Part], device: torch.device, dtype: torch.dtype, loader: DenoiserLoader | None
 ) -> dict[str, object]:
     made: dict[str, object] = {}
     for part in parts:
         if not part.has_weights:
             made[part.name] = load_plain(part)
-        elif cached is not None and cached.wants(part):
-            made[part.name] = cached.make_up(part, dtype)
+        elif loader is not None and loader.wants(part):
+            made[part.name] = loader.make_up(part, dtype)
         else:
             made[part.name] = dummy_model(part, device, dtype)
     return made
@@ -145,20 +163,20 @@ def _load(
     dtype: torch.dtype,
     flags: LoadFlags,
     ahead: ReadAhead,
-    cached: CachedLoader | None,
+    loader: DenoiserLoader | None,
 ) -> dict[str, object]:
     """Check all files of all parts, then load the parts in order, reading one ahead.
 
-    What the cache may have is not read ahead: it says itself when its files are needed.
+    What `loader` loads is not read ahead: it says itself when its files are needed.
     """
     weights = {part.name: part.weights(flags) for part in parts if part.has_weights}
     if flags.variant is not None and all(w.variant is None for w in weights.values()):
         raise CheckpointError(f"no component has weights of the variant {flags.variant!r}")
     made: dict[str, object] = {part.name: load_plain(part) for part in parts if not part.has_weights}
-    if cached is not None:
-        for part in filter(cached.wants, parts):
+    if loader is not None:
+        for part in filter(loader.wants, parts):
             files = weights[part.name].files
-            made[part.name] = cached.load(part, weights[part.name], dtype, flags, partial(ahead.queue, files))
+            made[part.name] = loader.load(part, weights[part.name], dtype, flags, partial(ahead.queue, files))
     models = [part for part in parts if part.name not in made]
     _queue(ahead, weights, models[:1])
     for number, part in enumerate(models, start=1):

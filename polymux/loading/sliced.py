@@ -6,18 +6,21 @@ with it is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from safetensors import safe_open
 
 from polymux.errors import ConfigError
+from polymux.families.base import UNKNOWN
 from polymux.families.sharding import TensorPlan
-from polymux.loading.component import Part, check_report, place
+from polymux.loading.component import Part, check_report, load_model, place
+from polymux.loading.dummy import dummy_model
 from polymux.loading.empty import empty_diffusers_model
 from polymux.loading.index import read_json
 from polymux.loading.libraries import is_diffusers_model, reading
+from polymux.loading.options import LoadFlags
 from polymux.loading.weights import Weights
 from polymux.parallel.plans import tensor_plan
 from polymux.parallel.slices import Slice, slices
@@ -92,3 +95,31 @@ class _Filling:
             owner.register_parameter(last, torch.nn.Parameter(value, requires_grad=False))
         else:
             owner.register_buffer(last, value)
+
+
+class SlicedLoader:
+    """Loads denoisers in parts where they can be, and says which. Implements `pipeline.DenoiserLoader`."""
+
+    def __init__(self, ranks: Ranks, is_denoiser: Callable[[str], bool]) -> None:
+        self.family = UNKNOWN  # until it is known
+        self.ranks, self._is_denoiser = ranks, is_denoiser
+        self.sliced: set[str] = set()  # names of those of which there is only a part
+
+    def wants(self, part: Part) -> bool:
+        return part.has_weights and (part.name in self.family.denoisers or self._is_denoiser(part.name))
+
+    def make_up(self, part: Part, dtype: torch.dtype) -> torch.nn.Module:
+        """Whole: it is cut afterwards."""
+        return dummy_model(part, torch.device("cpu"), dtype)
+
+    def load(
+        self, part: Part, weights: Weights, dtype: torch.dtype, flags: LoadFlags, read_ahead: Callable[[], None]
+    ) -> torch.nn.Module:
+        """A component of a checkpoint: this rank's part, or the whole where it cannot be read in parts."""
+        host = torch.device("cpu")
+        in_parts = is_diffusers_model(part.cls) and weights.safetensors
+        if not in_parts or read_json(part.folder / "config.json").get("quantization_config") is not None:
+            read_ahead()
+            return load_model(part, weights, host, dtype, flags)
+        self.sliced.add(part.name)
+        return load_sliced(part, weights, host, dtype, self.ranks)[0]

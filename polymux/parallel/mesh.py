@@ -51,7 +51,8 @@ class Mesh:
             single = {axis: grid.get_group(axis) if degrees[axis] > 1 else None for axis in ("ring", "ulysses")}
             sequence = SequenceGroups(whole, **single)
         inner = grid["ring", "ulysses", "tp"]._flatten("inner")
-        return cls(rank, size, grid, degrees, sequence, inner, _shards(config, device) if config.use_hsdp else None)
+        shards = _shards(config, device) if config.use_hsdp else None
+        return cls(rank, size, grid, degrees, sequence, inner, shards=shards)
 
     @property
     def inner(self) -> dist.ProcessGroup:
@@ -67,6 +68,10 @@ class Mesh:
 
     def degree(self, axis: str) -> int:
         return self.degrees.get(axis, 1)
+
+    def rank_in(self, axis: str) -> int:
+        """This rank's place along an axis."""
+        return 0 if self.grid is None else self.grid.get_local_rank(axis)
 
     def group(self, axis: str) -> dist.ProcessGroup:
         """The ranks that differ from this one along this axis alone. Only where there are several ranks."""

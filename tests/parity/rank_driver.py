@@ -34,7 +34,7 @@ from polymux.engine.rank_messages import Meet, ToRank
 from polymux.errors import PolymuxError
 from polymux.loading import load_pipeline
 from polymux.messages import Stop
-from polymux.parallel.mesh import Mesh
+from polymux.parallel.mesh import ALONE, Mesh
 from polymux.request import Event, Failed, Finished, Request
 from polymux.testing.tiny import TINY
 
@@ -68,6 +68,9 @@ class Case:
         return [request(first, "a", 1, kind, n=2), request(second, "b", 2, kind), request(second, "left", 3, kind)]
 
     def engine(self, mesh: Mesh | None = None, **flat: Any) -> DiffusionEngine:
+        if flat.get("tensor_parallel_size", 1) > 1:  # each rank reads its part
+            config = EngineConfig.from_flat(model=self.config.model.model, max_batched_tokens=2**14, **flat)
+            return DiffusionEngine.load(config, dict(TINY[self.name].load), mesh or ALONE)
         config = EngineConfig.from_flat(model=self.name, max_batched_tokens=2**14, **flat)
         return DiffusionEngine(config, self.pipeline, CPU, **({} if mesh is None else {"mesh": mesh}))
 
