@@ -20,7 +20,6 @@ from polymux.errors import PolymuxError, from_info
 from polymux.messages import Abort, Add, Sleep, WakeUp
 from polymux.request import Capabilities, Event, Failed, Request, StageStats
 
-
 LOSS_S = 2.0
 
 
