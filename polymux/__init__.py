@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from polymux.attention import AttentionConfig, AttentionSpec, BlockSparse
 from polymux.errors import PolymuxError
+from polymux.parallel_config import DiffusionParallelConfig
 from polymux.request import (
     LoRARequest,
     OmniDiffusionSamplingParams,
@@ -25,6 +26,7 @@ __all__ = [
     "AttentionConfig",
     "AttentionSpec",
     "BlockSparse",
+    "DiffusionParallelConfig",
     "LoRARequest",
     "Omni",
     "OmniDiffusionSamplingParams",

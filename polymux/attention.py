@@ -68,6 +68,10 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise _refused("per_role: cross: block_sparse is for attention of a video to itself")
         return config
 
+    @property
+    def is_sparse(self) -> bool:
+        return any(spec and spec.block_sparse for spec in (self.default, *self.per_role.values()))
+
     def for_role(self, role: Role | None) -> AttentionSpec | None:
         """For a layer of this role; None: of no known one."""
         return self.default if role is None else self.per_role.get(role, self.default)

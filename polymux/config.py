@@ -23,6 +23,7 @@ from polymux.attention import BACKENDS, AttentionConfig, AttentionSpec
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, build, conflict, flag_of, knob
 from polymux.memory_config import MemoryConfig
+from polymux.parallel_config import DiffusionParallelConfig, flattened
 from polymux.quantization_config import QuantizationConfig
 from polymux.server_config import AccessConfig, ServerConfig
 from polymux.step_caches import StepCacheSettings
@@ -224,10 +225,14 @@ class EngineConfig:
     quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
     caches: CacheConfig = field(default_factory=CacheConfig)
     speech: SpeechConfig = field(default_factory=SpeechConfig)
+    parallel: DiffusionParallelConfig = field(default_factory=DiffusionParallelConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         memory = self.memory
+        sparse = AttentionConfig.of(self.attention.diffusion_attention_config).is_sparse
+        others = vars(memory) | vars(self.caches) | vars(self.adapters) | vars(self.quantization)
+        self.parallel.check_beside(others | {"diffusion_attention_config": sparse})
         self.quantization.check_files(
             {
                 "dlo_enable_runtime_cache": memory.dlo_enable_runtime_cache,
@@ -247,7 +252,7 @@ class EngineConfig:
     @classmethod
     def from_flat(cls, **values: Any) -> EngineConfig:
         """From keyword arguments as `Omni(...)` takes them. Raises ConfigError on an unknown or impossible one."""
-        return build(cls, values)
+        return build(cls, flattened(values))
 
 
 def hub_offline() -> bool:

@@ -213,6 +213,13 @@ def _tree(cls: type[PolymuxError]) -> list[type[PolymuxError]]:
     return [cls, *(c for sub in cls.__subclasses__() for c in _tree(sub))]
 
 
+def info_of(error: Exception) -> ErrorInfo:
+    """The wire form of any exception, where it must go on as an error of ours."""
+    if isinstance(error, PolymuxError):
+        return error.info()
+    return GenerationError(f"{type(error).__name__}: {error}").info()
+
+
 def from_info(info: ErrorInfo) -> PolymuxError:
     """Rebuild an error from its wire form; an unknown kind becomes a `GenerationError`."""
     kinds = {cls.__name__: cls for cls in _tree(PolymuxError)}

@@ -27,18 +27,21 @@ def knob(
     minimum: float | None = None,
     maximum: float | None = None,
     flag: str | None = None,
+    alias: str | None = None,
     off: str | None = None,
     metavar: str | None = None,
     secret: bool = False,
 ) -> Any:
-    """A dataclass field with what is allowed and what it is for. `flag` replaces the flag made from the name; `off` is
-    the flag that sets a bool to False where None, the default, is something else; a secret value is never shown."""
+    """A dataclass field with what is allowed and what it is for. `flag` replaces the flag made from the name; `alias`
+    is another one for the same; `off` is the flag that sets a bool to False where None, the default, is something else;
+    a secret value is never shown."""
     meta = dict(
         help=help,
         choices=choices,
         minimum=minimum,
         maximum=maximum,
         flag=flag,
+        alias=alias,
         off=off,
         metavar=metavar,
         secret=secret,

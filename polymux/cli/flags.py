@@ -145,8 +145,9 @@ def _add(target: argparse._ArgumentGroup, f: dataclasses.Field[Any], kind: Any) 
         if choices is None and metavar is None:
             metavar = _METAVARS.get(kind, f.name.rpartition("_")[2].upper())
         several: dict[str, Any] = dict(nargs="+", action="extend") if kind == tuple[str, ...] else {}
+        flags = [flag, *filter(None, [f.metadata["alias"]])]
         target.add_argument(
-            flag, type=_CONVERTERS.get(kind, str), choices=choices, metavar=metavar, **shared, **several
+            *flags, type=_CONVERTERS.get(kind, str), choices=choices, metavar=metavar, **shared, **several
         )
 
 

@@ -23,7 +23,11 @@ from polymux.request import LoRARequest
 class Adapters:
     """The adapters that a model has now, by file: those of all requests, those in use, and some that were in use."""
 
-    def __init__(self, pipeline: Any, components: Sequence[Component], config: AdapterConfig) -> None:
+    def __init__(
+        self, pipeline: Any, components: Sequence[Component], config: AdapterConfig, refused: str | None = None
+    ) -> None:
+        """`refused`: why this model takes none."""
+        self._refused = refused
         self._pipeline, self._components, self._limit = pipeline, components, config.max_loras
         self._standing = [] if config.distills else standing(config)
         self._names: OrderedDict[tuple[LoRAFile, str | None], str] = OrderedDict()  # the latest used last
@@ -43,6 +47,8 @@ class Adapters:
 
         Raises InvalidRequestError, with the model as it was: an unusable file, or one of which no layer fits.
         """
+        if asked and self._refused is not None:
+            raise InvalidRequestError(f"lora: {self._refused}", param="lora")
         chosen: dict[str, float] = {}
         try:
             for one in [*self._standing, *asked]:

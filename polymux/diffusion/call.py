@@ -28,6 +28,7 @@ class CallOwner:
     """Whoever makes calls and is resumed with their results: a session."""
 
     request_id: str
+    index: int  # which of the request's outputs
     company: str = "outputs"  # its calls run together with those of owners in the same company only
     failure: BaseException | None = None  # what a call of its raised
     random: RandomState  # of the default generators; a component that draws from them draws from the caller's
@@ -84,6 +85,8 @@ class Call:
     result: Any = None
     error: BaseException | None = None
     drew: bool = False  # random numbers, when it ran alone
+    number: int = 0  # among the calls of its owner
+    lane: int = 0  # which of the groups that run beside each other it is in
     versions: list[tuple[torch.Tensor, int]] = field(default_factory=list)
 
     @property

@@ -174,6 +174,15 @@ class Merger:
                 parts = [_cut(p, rule.dim, max(lengths), length) for p, length in zip(parts, lengths, strict=True)]
         return parts
 
+    def rows(self, calls: Sequence[Call], arguments: dict[str, Any], begin: int, end: int) -> dict[str, Any]:
+        """Of the arguments of these calls together, those of some samples. What is per sample, the first call tells: of
+        all together, another size may be the same by chance."""
+        head, samples = calls[0].arguments, samples_of(calls[0].arguments)
+        return {
+            name: value if name in self.shared else _rows(value, head.get(name), samples, slice(begin, end))
+            for name, value in arguments.items()
+        }
+
     def _merge(self, values: list[Any], samples: list[Samples]) -> Any:
         first = values[0]
         if isinstance(first, torch.Tensor):
@@ -224,6 +233,40 @@ def _cut(result: Any, dim: int, padded: int, length: int) -> Any:
 
 def _pad_dim(x: torch.Tensor, dim: int, amount: int) -> torch.Tensor:
     return x if amount == 0 else pad(x, (0, 0) * (x.ndim - 1 - dim) + (0, amount))
+
+
+def _rows(value: Any, single: Any, samples: Samples, which: slice) -> Any:
+    """`single`: what the first of the merged calls has in this place; None: nothing, merging has made a mask of it."""
+    if isinstance(value, torch.Tensor):
+        made = single is None or (_is_number(single) and not _is_number(value))  # a mask; a number for each sample
+        return value[which] if made or (single.ndim > 0 and single.shape[0] == samples.count) else value
+    if _is_per_sample(single, samples):
+        return value[which]
+    if isinstance(value, (list, tuple)):
+        return type(value)(_rows(item, one, samples, which) for item, one in zip(value, single, strict=True))
+    if isinstance(value, dict):
+        return {name: _rows(item, single[name], samples, which) for name, item in value.items()}
+    return value
+
+
+def joined(parts: Sequence[Any], listed: bool) -> Any:
+    """One result out of those for some samples each: the opposite of `split`. Raises NotMergeable."""
+    first = parts[0]
+    if any(type(part) is not type(first) for part in parts):
+        raise NotMergeable("results of different types")
+    if isinstance(first, torch.Tensor):
+        if first.ndim == 0 or any(part.shape[1:] != first.shape[1:] for part in parts):
+            raise NotMergeable(f"results of shapes {', '.join(str(tuple(part.shape)) for part in parts)}")
+        return torch.cat(list(parts))
+    if isinstance(first, list) and listed:
+        return [item for part in parts for item in part]
+    if isinstance(first, dict):
+        return type(first)(**{k: joined([part[k] for part in parts], listed) for k in first})
+    if type(first) in (tuple, list):
+        return type(first)(joined(items, listed) for items in zip(*parts, strict=True))
+    if first is None:
+        return None
+    raise NotMergeable(f"a result of type {type(first).__name__}")
 
 
 def split(result: Any, sizes: Sequence[int], listed: bool = False) -> list[Any]:

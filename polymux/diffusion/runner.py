@@ -8,7 +8,7 @@ error reaches only the calls that have it when they run alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -59,6 +59,7 @@ class Runner:
         self.merger, self.device, self.weights = merger, device, weights or InPlace()
         self.step_cache, self.attention = step_cache or StepCache(), attention or AttentionChoice()
         self.unmergeable: set[str] = set()
+        self.settle: Callable[[Call, Exception | None], None] | None = None  # called after each run, with its error
         self.log = RunLog()
 
     def may_merge(self, name: str) -> bool:
@@ -67,7 +68,7 @@ class Runner:
 
     def execute(self, calls: Sequence[Call]) -> None:
         """Run all calls; afterwards each has a result or an error."""
-        sound = [call for call in calls if self._unchanged(call)]
+        sound = [call for call in calls if self.unchanged(call)]
         if len(sound) == 1:
             self._run_alone(sound[0])
         elif sound:
@@ -86,7 +87,8 @@ class Runner:
             log.warning("%s: calls cannot be merged (%s); they run one by one from now on", name, problem)
             self.unmergeable.add(name)
 
-    def _unchanged(self, call: Call) -> bool:
+    def unchanged(self, call: Call) -> bool:
+        """Whether its arguments are what they were when it was made; else it has failed."""
         try:
             call.check_arguments()
         except GenerationError as error:
@@ -96,7 +98,7 @@ class Runner:
     def _run_together(self, calls: Sequence[Call]) -> Exception | None:
         """None if it worked; else what went wrong, and no call is done."""
         try:
-            parts = self.merger.split(calls, self._run(calls, self.merger.merge(calls)))
+            parts = self.merger.split(calls, self.run(calls, self.merger.merge(calls)))
         except Exception as error:  # a model may raise anything, and it may be one member's fault
             drop_frames(error)
             return error
@@ -106,7 +108,7 @@ class Runner:
 
     def _run_alone(self, call: Call) -> None:
         try:
-            call.finish(self._run([call], call.arguments))
+            call.finish(self.run([call], call.arguments))
         except Exception as error:  # whatever the model raises is the session's to see
             name, where = call.component.name, drop_frames(error)
             if is_out_of_memory(error):
@@ -115,6 +117,18 @@ class Runner:
             else:
                 log.info("%s failed with %s\n%s", name, type(error).__name__, where)
                 call.fail(error)
+
+    def run(self, calls: Sequence[Call], arguments: dict[str, Any]) -> Any:
+        """The component's result for these arguments, which answer the calls. Raises whatever it raises."""
+        if self.settle is None:
+            return self._run(calls, arguments)
+        try:
+            result = self._run(calls, arguments)
+        except Exception as error:
+            self.settle(calls[0], error)
+            raise
+        self.settle(calls[0], None)
+        return result
 
     def _run(self, calls: Sequence[Call], arguments: dict[str, Any]) -> Any:
         head = calls[0]

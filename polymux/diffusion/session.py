@@ -83,6 +83,7 @@ class Session(CallOwner):
     coroutine: Coroutine | None = None
     pipeline: Any = None  # its own copy, while it runs
     cancelled: bool = False
+    made: int = 0  # calls so far
     casts: dict[Weights, torch.dtype] = field(default_factory=dict)  # of components' weights, while it is suspended
 
     def open(self, pipeline: Any, run: Callable[[Any], Any]) -> None:
@@ -177,6 +178,7 @@ class Session(CallOwner):
         state = TorchState.now(self.settings.device.type)
         adapters = component.tuned.mine(self.adapters)
         call = Call(self, component, method, arguments, state, component.weights.cast_to, adapters, self._place())
+        call.number = self.made = self.made + 1
         known = self.tap.answer(call)
         if known is not None:
             return known[0]

@@ -12,6 +12,7 @@ phases do not throw each other's weights out in every turn; but only for so long
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from typing import Protocol
 
 from polymux.diffusion.call import Call, CallOwner
 
@@ -25,6 +26,16 @@ def _always(_: Call) -> bool:
 def _alike(a: Call, b: Call) -> bool:
     same = a.component is b.component and a.method == b.method and a.adapters == b.adapters
     return same and a.owner.company == b.owner.company
+
+
+class Scheduler(Protocol):
+    """Takes the calls that are made, and says which of them run next."""
+
+    def submit(self, calls: Iterable[Call]) -> None: ...
+
+    def forget(self, owner: CallOwner) -> None: ...
+
+    def next_group(self) -> list[Call]: ...
 
 
 class StepScheduler:
@@ -55,9 +66,21 @@ class StepScheduler:
 
     def next_group(self) -> list[Call]:
         """The calls to run now, as one; empty when nothing waits."""
-        if not self.waiting:
-            return []
-        head = self._head()
+        return self._group(self._head()) if self.waiting else []
+
+    def next_round(self, most: int, parts: Callable[[list[Call]], int]) -> list[list[Call]]:
+        """Groups to run now, beside each other on `most` devices: one, if it has `parts` for all of them, or several
+        of a denoiser's."""
+        first = self.next_group()
+        groups = [first] if first else []
+        while groups and len(groups) < most and first[0].component.role == "denoiser" and parts(first) < most:
+            head = next((c for c in self.waiting if _alike(c, first[0])), None)
+            if head is None:
+                break
+            groups.append(self._group(head))
+        return groups
+
+    def _group(self, head: Call) -> list[Call]:
         group = [head]
         others = [c for c in self.waiting if c is not head and _alike(c, head)]
         if others and self.may_merge(head):

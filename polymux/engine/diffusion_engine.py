@@ -27,17 +27,20 @@ from polymux.diffusion.preview import Replay, Watch
 from polymux.diffusion.rates import SoundShape
 from polymux.diffusion.runner import InPlace, Runner
 from polymux.diffusion.session import Session
-from polymux.diffusion.step_scheduler import StepScheduler
+from polymux.diffusion.step_scheduler import Scheduler, StepScheduler
 from polymux.diffusion.tracebacks import drop_frames
 from polymux.diffusion.tuned import AdapterSet
+from polymux.engine.base import StageEngine
 from polymux.engine.cache_counts import cache_counts
 from polymux.engine.failure import as_polymux_error
+from polymux.engine.guidance import divide_guidance
 from polymux.engine.job import Job, randomness_of
 from polymux.engine.model import Model
-from polymux.engine.outbound import Outbound, OutputThread
+from polymux.engine.outbound import Outbound, Outputs, OutputThread
 from polymux.engine.session_engine import SessionEngine, prepare_device
 from polymux.engine.warmup import run_first_that_works, warmup_requests
 from polymux.memory.residency import Residency
+from polymux.parallel.mesh import ALONE, Mesh
 from polymux.request import LoRARequest, Preview, Request, StageStats
 
 log = logging.getLogger(__name__)
@@ -49,12 +52,15 @@ class DiffusionEngine(SessionEngine[Job, Model]):
     """Implements `engine.base.StageEngine` for any diffusers pipeline."""
 
     @classmethod
-    def load(cls, config: EngineConfig, components: dict[str, object] | None = None) -> DiffusionEngine:
-        """Load the model; `components`: parts that the checkpoint lacks. Raises CheckpointError, ConfigError."""
+    def load(
+        cls, config: EngineConfig, components: dict[str, object] | None = None, mesh: Mesh = ALONE
+    ) -> DiffusionEngine:
+        """Load the model; `components`: parts that the checkpoint lacks; `mesh`: this rank's place among others. Raises
+        CheckpointError, ConfigError."""
         device = prepare_device(config)
         given = dict(components or {})
-        model = Model.load(config, device, given)
-        return cls(config, model.pipeline, device, model=model, given=given)
+        model = Model.load(config, device, given, mesh)
+        return cls(config, model.pipeline, device, model=model, given=given, mesh=mesh)
 
     def __init__(
         self,
@@ -64,10 +70,12 @@ class DiffusionEngine(SessionEngine[Job, Model]):
         *,
         model: Model | None = None,
         given: dict[str, object] | None = None,
+        mesh: Mesh = ALONE,
     ) -> None:
         """An engine for a pipeline that is loaded already, with its modules on the host or on `device`. `model` is what
-        has been made of it, if it has; `given` are the parts that its checkpoint lacks."""
-        made = model or Model.of(config, pipeline, device)
+        has been made of it, if it has; `given` are the parts that its checkpoint lacks; `mesh`: this rank's place."""
+        made = model or Model.of(config, pipeline, device, mesh=mesh)
+        self.mesh = mesh
         self.family, self.given = made.family, given or {}
         self.shape, self.sound = CallShape.of(pipeline, self.family.modality), SoundShape.of(pipeline)
         described = msgspec.structs.replace(
@@ -77,21 +85,24 @@ class DiffusionEngine(SessionEngine[Job, Model]):
         )
         # What a pipeline that nobody has looked at does to its components in a call might reach other requests.
         alone = config.scheduler.max_num_seqs == 1 or not self.family.pipelines
-        super().__init__(config, device, made, described, self.family.collect_guidance and not alone)
+        divided = mesh.degree("cfg") > 1
+        collect = self.family.collect_guidance and bool(self.family.pipelines) and (divided or not alone)
+        super().__init__(config, device, made, described, collect)
         if alone and self.max_sessions > 1:
             log.warning("%s is of no family that polymux knows: one request at a time", type(pipeline).__name__)
             self.max_sessions = 1
         merger = Merger(self.family.padding, self.family.shared)
         self.runner = Runner(merger, self.device, self.weights, made.step_cache, made.attention)
         self.encoded = EncoderCache(config.caches.prompt_bytes if self.family.pipelines else 0, merger.contents)
-        self.scheduler = StepScheduler(
-            config.scheduler.max_batched_tokens,
+        self.split = divide_guidance(self.runner, self.family, config, mesh)
+        self.scheduler: Scheduler = StepScheduler(
+            config.scheduler.max_batched_tokens * mesh.degree("cfg"),
             self._may_merge,
             merger.key,
             merger.tokens,
             ready=lambda call: self.weights.ready(call.component.name),
         )
-        self.outputs = OutputThread(self.device, config.process.output_chunk_bytes)
+        self.outputs: Outputs = OutputThread(self.device, config.process.output_chunk_bytes)
         made.adapters.check_standing()
 
     @property
@@ -125,6 +136,9 @@ class DiffusionEngine(SessionEngine[Job, Model]):
     def _adapters(self, asked: Sequence[LoRARequest]) -> AdapterSet:
         return self.loaded.adapters.use(asked, {name for job in self.jobs.values() for name, _ in job.adapters})
 
+    def _execute(self, group: list[Call]) -> None:
+        (self.split or self.runner).execute(group)
+
     def _unanswered(self, group: list[Call]) -> list[Call]:
         return super()._unanswered(group) + self.encoded.settle(group)
 
@@ -137,16 +151,19 @@ class DiffusionEngine(SessionEngine[Job, Model]):
         if session.finished:
             self._ended(session)
 
-    def warm_up(self) -> None:
-        """Make one small generation. Raises what it raised."""
-        run_first_that_works(self, warmup_requests(self.described, self.family, self.shape))
+    def warm_up(self, through: StageEngine | None = None) -> None:
+        """Make one small generation; `through`: whoever has this engine make its steps. Raises what it raised."""
+        run_first_that_works(through or self, warmup_requests(self.described, self.family, self.shape))
+        self.forget_warm_up()
+
+    def forget_warm_up(self) -> None:
         self.encoded.reset()
 
     def _stop(self) -> None:
         self.outputs.close()
 
     def _load_again(self) -> Model:
-        return Model.load(self.config, self.device, self.given)
+        return Model.load(self.config, self.device, self.given, self.mesh)
 
     def _use(self, components: Sequence[Component]) -> None:
         super()._use(components)

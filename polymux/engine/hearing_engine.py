@@ -20,8 +20,9 @@ from polymux.diffusion.session import Session
 from polymux.diffusion.step_scheduler import StepScheduler
 from polymux.engine.failure import as_polymux_error
 from polymux.engine.generate_model import GenerateModel
-from polymux.engine.job import Job, Randomness, seed_of
+from polymux.engine.job import Job, Randomness
 from polymux.engine.reference import mono_of
+from polymux.engine.seeds import seed_of
 from polymux.engine.session_engine import SessionEngine, prepare_device
 from polymux.engine.sound_job import StepTap
 from polymux.engine.warmup import run_first_that_works

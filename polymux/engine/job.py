@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -14,7 +13,8 @@ from polymux.diffusion.outputs import RawOutput
 from polymux.diffusion.preview import Replay
 from polymux.diffusion.session import Session
 from polymux.diffusion.tuned import AdapterSet
-from polymux.engine.outbound import WINDOW, FrameStream, Outbound, OutputThread
+from polymux.engine.outbound import WINDOW, FrameStream, Outbound, Outputs
+from polymux.engine.seeds import seed_of
 from polymux.errors import InvalidRequestError
 from polymux.interpolation.frames import Smoothing
 from polymux.interpolation.network import FlowNetwork
@@ -44,11 +44,6 @@ def randomness_of(request: Request) -> list[Randomness]:
     seed = seed_of(request.params.seed)
     seeds = [(seed + i) % SEEDS for i in range(count)]
     return [Randomness(s, torch.Generator().manual_seed(s)) for s in seeds]
-
-
-def seed_of(asked: int | None) -> int:
-    """The seed that was asked for, or one that is drawn."""
-    return secrets.randbelow(2**32) if asked is None else asked
 
 
 def _with_state(state: bytes) -> torch.Generator:
@@ -135,7 +130,7 @@ class Job:
         params = self.request.params
         return params.output_type == "pil" and not params.enable_frame_interpolation
 
-    def open_stream(self, outputs: OutputThread, index: int) -> FrameStream:
+    def open_stream(self, outputs: Outputs, index: int) -> FrameStream:
         """An output's frames begin to leave."""
         stream = self.streams_open[index] = outputs.stream(self.request.request_id, index)
         self.outbound[index] = stream.outbound

@@ -5,6 +5,7 @@ May be taken down and loaded again while the engine lives. Knows no requests.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Mapping as Dict
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,14 +21,16 @@ from polymux.diffusion.pipeline_call import declared_family
 from polymux.diffusion.step_cache import StepCache
 from polymux.diffusion.tiling import enable_pieces
 from polymux.engine.cached_loader import cached_loader
+from polymux.engine.sharded import Sharding, shard
 from polymux.errors import ConfigError
 from polymux.families.base import Family
 from polymux.interpolation.network import FlowNetwork
 from polymux.interpolation.weights import load_network
-from polymux.loading import auto_dtype, load_pipeline
+from polymux.loading import Ranks, SlicedLoader, auto_dtype, load_pipeline
 from polymux.memory.place import place
 from polymux.memory.residency import Residency, Tenant
 from polymux.memory.runtime_cache.mapped import Mapping
+from polymux.parallel.mesh import ALONE, Mesh
 from polymux.quantization.prequantized import check_movable
 from polymux.quantization.quantizer import Quantizer
 
@@ -44,28 +47,39 @@ class Model:
     attention: AttentionChoice
     step_cache: StepCache
     between: FlowNetwork | None = None  # makes frames between the frames of videos
+    sharding: Sharding = Sharding()
     cache_queries: Dict[str, int] = field(default_factory=dict)  # what was looked for while it was loaded, by cache
     cache_hits: Dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, config: EngineConfig, device: torch.device, given: Dict[str, object]) -> Model:
+    def load(cls, config: EngineConfig, device: torch.device, given: Dict[str, object], mesh: Mesh = ALONE) -> Model:
         """From a checkpoint; `given`: parts that it lacks. Raises CheckpointError, ConfigError."""
         dtype = auto_dtype(config.model.dtype, device)
-        first = torch.device("cpu") if config.memory.offloads else device
+        on_host = config.memory.offloads or config.parallel.divides_weights
+        first = torch.device("cpu") if on_host else device
         quantizer = Quantizer(config.quantization.choice, device, is_denoiser)
-        cached = cached_loader(config, quantizer)
-        pipeline = load_pipeline(config.model, first, dtype, components=dict(given), cached=cached, quantizer=quantizer)
+        cached, tensor = cached_loader(config, quantizer), Ranks(mesh.rank_in("tp"), mesh.degree("tp"))
+        sliced = SlicedLoader(tensor, is_denoiser) if tensor.size > 1 else None
+        loader, parts = cached or sliced, dict(given)
+        pipeline = load_pipeline(config.model, first, dtype, components=parts, loader=loader, quantizer=quantizer)
         if cached is None:
-            return cls.of(config, pipeline, device)
-        made = cls.of(config, pipeline, device, cached.mappings)
+            return cls.of(config, pipeline, device, mesh=mesh, sliced=sliced.sliced if sliced else ())
+        made = cls.of(config, pipeline, device, cached.mappings, mesh)
         queries, hits = {"runtime_cache": cached.queries}, {"runtime_cache": cached.hits}
         return replace(made, cache_queries=queries, cache_hits=hits)
 
     @classmethod
     def of(
-        cls, config: EngineConfig, pipeline: Any, device: torch.device, mappings: Dict[str, Mapping] | None = None
+        cls,
+        config: EngineConfig,
+        pipeline: Any,
+        device: torch.device,
+        mappings: Dict[str, Mapping] | None = None,
+        mesh: Mesh = ALONE,
+        sliced: Collection[str] = (),
     ) -> Model:
-        """Of a loaded pipeline. `mappings`: of components that are mapped from the runtime cache."""
+        """Of a loaded pipeline. `mappings`: of components that are mapped from the runtime cache; `mesh`: this rank's
+        place among those that share it; `sliced`: components of which only this rank's part is there."""
         family = declared_family(pipeline)
         between = _between(config.model, family, device)
         if config.adapters.distills:
@@ -77,6 +91,9 @@ class Model:
         enable_pieces(pipeline.components, config.memory)
         components = tuple(components_of(pipeline.components.items(), family.denoisers))
         attention = choose_attention(*attention_choice(config.attention), components, device, family)
+        sharding = shard(components, family, config, mesh, sliced)
+        if mesh.size > 1:  # their modules' functions are others now
+            components = tuple(components_of(pipeline.components.items(), family.denoisers))
         step_cache = StepCache.apply(config.caches.steps, components, family)
         tenants = [Tenant(c.name, c.role, c.module, family.blocks if c.role == "denoiser" else ()) for c in components]
         for strategy in (name for name in config.memory.STRATEGIES if getattr(config.memory, name)):
@@ -85,11 +102,14 @@ class Model:
         weights = place(tenants, config.memory, device, mappings=dict(mappings or {}))
         for component in components:
             component.attach()
-        adapters = Adapters(pipeline, components, config.adapters)
-        return cls(pipeline, family, components, weights, adapters, attention, step_cache, between)
+        why = "the ranks of this model have parts of its layers, and an adapter is made for whole ones"
+        adapters = Adapters(pipeline, components, config.adapters, why if sharding.divided else None)
+        return cls(pipeline, family, components, weights, adapters, attention, step_cache, between, sharding)
 
     def sleep(self) -> None:
         """Move everything to the host. Raises ConfigError, with everything in place, if it cannot."""
+        if self.sharding.fixed:
+            raise ConfigError("--use-hsdp: weights that are shared out cannot be moved; level 2 drops them")
         self.weights.sleep()
         if self.between is not None:
             self.between.to("cpu")
@@ -103,6 +123,7 @@ class Model:
         """Give everything back. The pipeline, if somebody still has it, is without the weights that were moved."""
         for component in self.components:
             component.detach()
+        self.sharding.undo()
         self.attention.undo()
         self.step_cache.undo()
         self.weights.close()

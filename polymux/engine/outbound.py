@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Protocol
 
 import torch
 
@@ -53,8 +54,20 @@ class Outbound:
         self.chunks.clear()
 
 
-class FrameStream:
-    """The frames of one output, taken while others are still decoded. For the engine's thread; implements FrameSink."""
+class FrameStream(Protocol):
+    """The frames of one output, taken while others are still decoded. For the engine's thread; a FrameSink."""
+
+    outbound: Outbound
+
+    def put(self, frames: torch.Tensor, start: int, count: int) -> None: ...
+
+    def end(self) -> None:
+        """No more will come."""
+        ...
+
+
+class ConvertedStream:
+    """A FrameStream whose frames are converted in a thread."""
 
     def __init__(self, outbound: Outbound, copy: HostCopy, pool: ThreadPoolExecutor) -> None:
         self.outbound, self._copy, self._pool = outbound, copy, pool
@@ -73,7 +86,6 @@ class FrameStream:
         )
 
     def end(self) -> None:
-        """No more will come."""
         parts = list(self._parts)
 
         def outcome() -> list[Media]:
@@ -82,6 +94,26 @@ class FrameStream:
             return []
 
         self.outbound.media = self._pool.submit(outcome)
+
+
+class Outputs(Protocol):
+    """What becomes of an engine's outputs."""
+
+    chunk_bytes: int
+
+    def stream(self, request_id: str, output: int) -> FrameStream:
+        """For an output whose frames come one part after the other."""
+        ...
+
+    def send(self, request_id: str, output: int, raw: RawOutput, at_once: bool) -> Outbound:
+        """`at_once`: in this thread, and not in chunks."""
+        ...
+
+    def wait(self, outbounds: Iterable[Outbound], seconds: float) -> None:
+        """Until one more of them has ended, or so long. Those that have may wait for their consumers."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class OutputThread:
@@ -95,11 +127,9 @@ class OutputThread:
         self._frame_pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="frames")
 
     def stream(self, request_id: str, output: int) -> FrameStream:
-        """For an output whose frames come one part after the other."""
-        return FrameStream(Outbound(request_id, output), self._frame_copy, self._frame_pool)
+        return ConvertedStream(Outbound(request_id, output), self._frame_copy, self._frame_pool)
 
     def send(self, request_id: str, output: int, raw: RawOutput, at_once: bool) -> Outbound:
-        """`at_once`: in this thread, and not in chunks."""
         outbound = Outbound(request_id, output)
         if not at_once:
             outbound.media = self._pool.submit(self._job(raw, outbound))
@@ -111,7 +141,6 @@ class OutputThread:
         return outbound
 
     def wait(self, outbounds: Iterable[Outbound], seconds: float) -> None:
-        """Until one more of them has ended, or so long. Those that have may wait for their consumers."""
         copying = [outbound.media for outbound in outbounds if not outbound.media.done()]
         if copying:
             wait(copying, seconds, FIRST_COMPLETED)

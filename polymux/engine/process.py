@@ -20,8 +20,9 @@ from pathlib import Path
 from polymux import logs
 from polymux.config import EngineConfig, LogConfig
 from polymux.engine.base import StageEngine
-from polymux.engine.channel import Channel
-from polymux.errors import ErrorInfo, GenerationError, PayloadTooLargeError, PolymuxError
+from polymux.engine.channel import Channel, vanish
+from polymux.engine.followers import Followers, GiveUp
+from polymux.errors import PayloadTooLargeError, PolymuxError, info_of
 from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Start, Stats, Stop, Taken, ToStage, WakeUp
 from polymux.request import Event, Failed, Finished, Request, StageStats
 
@@ -30,19 +31,20 @@ log = logging.getLogger(__name__)
 STATS_INTERVAL_S = 0.05
 
 MakeEngine = Callable[[EngineConfig], StageEngine]
+MakeRanks = Callable[[EngineConfig, GiveUp], StageEngine]
 
 
-def run(fd: int, make_engine: MakeEngine) -> int:
+def run(fd: int, make_engine: MakeEngine, make_ranks: MakeRanks) -> int:
     """Be a stage until told to stop. Returns the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent decides when a stage ends
     channel = Channel(fd)
     try:
-        Stage(channel, make_engine).run()
+        Stage(channel, make_engine, make_ranks).run()
     except Exception as error:  # the border of the process: whatever it was, the parent must hear of it
         if not isinstance(error, PolymuxError):
             log.info("the stage cannot go on", exc_info=True)  # the parent says it, too, in a line
-        channel.send(Fatal(_info(error)))
+        channel.send(Fatal(info_of(error)))
         return 1
     finally:
         channel.close()
@@ -52,9 +54,9 @@ def run(fd: int, make_engine: MakeEngine) -> int:
 class Stage:
     """The loop between a channel and an engine."""
 
-    def __init__(self, channel: Channel, make_engine: MakeEngine) -> None:
+    def __init__(self, channel: Channel, make_engine: MakeEngine, make_ranks: MakeRanks) -> None:
         self._channel = channel
-        self._make_engine = make_engine
+        self._make_engine, self._make_ranks = make_engine, make_ranks
         self._stopping = False
         self._reported = StageStats()
         self._reported_at = 0.0
@@ -65,7 +67,8 @@ class Stage:
         if not isinstance(start, Start):
             raise TypeError(f"the first message is {type(start).__name__}, not Start")
         logs.configure(start.config.log)
-        engine = self._make_engine(start.config)
+        alone = start.config.parallel.world_size == 1
+        engine = self._make_engine(start.config) if alone else self._make_ranks(start.config, self._give_up)
         if start.config.process.warmup:
             engine.warm_up()
         self._report(engine.stats)  # before Ready: what the warm-up did belongs to nobody's request
@@ -74,6 +77,13 @@ class Stage:
             self._take_messages(engine)
             self._send(engine, engine.step())
         engine.close()
+
+    def _give_up(self, error: PolymuxError) -> None:
+        """In any thread: whatever this process does, in a collective say, it will not end; so it is ended."""
+        log.error("%s; all ranks of this stage are ended", error)
+        self._channel.send(Fatal(info_of(error)))
+        self._channel.close()
+        vanish()
 
     def _take_messages(self, engine: StageEngine) -> None:
         message = self._channel.receive(block=not engine.busy)
@@ -104,7 +114,7 @@ class Stage:
         except Exception as error:  # the engine holds nothing of the request, so nobody else is concerned
             if not isinstance(error, PolymuxError):
                 log.info("request %s was not accepted", request.request_id, exc_info=True)
-            self._channel.send(Failed(request.request_id, _info(error)))
+            self._channel.send(Failed(request.request_id, info_of(error)))
 
     def _sleep(self, engine: StageEngine, level: int) -> None:
         while engine.busy:
@@ -143,12 +153,6 @@ class Stage:
             self._reported, self._reported_at = stats, time.monotonic()
 
 
-def _info(error: Exception) -> ErrorInfo:
-    if isinstance(error, PolymuxError):
-        return error.info()
-    return GenerationError(f"{type(error).__name__}: {error}").info()
-
-
 def _engine_for(config: EngineConfig) -> StageEngine:
     """The engine of the kind that the checkpoint needs."""
     from diffusers.utils import logging as diffusers_logging  # torch: only here, in the process that computes
@@ -171,7 +175,20 @@ def _engine_for(config: EngineConfig) -> StageEngine:
     return DiffusionEngine.load(config)
 
 
-def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = _engine_for) -> int:
+def _ranks_for(config: EngineConfig, give_up: GiveUp) -> StageEngine:
+    """The engine on several ranks."""
+    followers = Followers(config, give_up)  # before this process is busy with importing what they import, too
+
+    from polymux.engine.ranks import leading  # torch
+
+    return leading(config, followers, give_up)
+
+
+def main(
+    arguments: Sequence[str] | None = None,
+    make_engine: MakeEngine = _engine_for,
+    make_ranks: MakeRanks = _ranks_for,
+) -> int:
     parser = argparse.ArgumentParser(prog="polymux.engine.process", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="file descriptor of the socket to the API process")
     fd = parser.parse_args(arguments).fd
@@ -180,7 +197,7 @@ def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = _engi
     comm = Path("/proc/self/comm")
     if comm.exists():
         comm.write_text("polymux-stage")  # the name that top shows
-    return run(fd, make_engine)
+    return run(fd, make_engine, make_ranks)
 
 
 if __name__ == "__main__":

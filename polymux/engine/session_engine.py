@@ -18,7 +18,7 @@ from polymux.diffusion.call import Call
 from polymux.diffusion.component import Component
 from polymux.diffusion.runner import Runner
 from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
-from polymux.diffusion.step_scheduler import StepScheduler
+from polymux.diffusion.step_scheduler import Scheduler
 from polymux.engine.device import resolve_device
 from polymux.engine.job import Job
 from polymux.errors import NotReadyError, OutOfMemoryError, PolymuxError, RequestAbortedError
@@ -50,7 +50,7 @@ class SessionEngine(ABC, Generic[AnyJob, AnyModel]):
     """Implements most of `engine.base.StageEngine`."""
 
     runner: Runner
-    scheduler: StepScheduler
+    scheduler: Scheduler
 
     def __init__(
         self, config: EngineConfig, device: torch.device, model: AnyModel, described: Capabilities, collect: bool
@@ -94,6 +94,11 @@ class SessionEngine(ABC, Generic[AnyJob, AnyModel]):
     def busy(self) -> bool:
         return bool(self.jobs or self.events)
 
+    @property
+    def working(self) -> bool:
+        """Whether a session is open, or is to be opened."""
+        return any(job.hungry or job.sessions or job.previews for job in self.jobs.values())
+
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequestError; then the engine holds nothing of it."""
         if self.asleep:
@@ -120,7 +125,7 @@ class SessionEngine(ABC, Generic[AnyJob, AnyModel]):
             self._advance(session)
         group = self.scheduler.next_group()
         try:
-            self.runner.execute(group)
+            self._execute(group)
         finally:
             self.scheduler.submit(self._unanswered(group))
         self._deliver(idle=not group)
@@ -198,6 +203,10 @@ class SessionEngine(ABC, Generic[AnyJob, AnyModel]):
     def _use(self, components: Sequence[Component]) -> None:
         """The model has come back, with these components, or is gone, with none."""
         self.settings = replace(self.settings, components=components)
+
+    def _execute(self, group: list[Call]) -> None:
+        """Run the calls; afterwards each has a result or an error."""
+        self.runner.execute(group)
 
     def _unanswered(self, group: list[Call]) -> list[Call]:
         """The calls of a group that are to run yet: an interrupt loses nobody's call."""

@@ -32,6 +32,7 @@ from polymux.families import (
     sana,
     speecht5,
     stable_diffusion,
+    text_encoders,
     vits,
     wan,
     whisper,
@@ -41,6 +42,7 @@ from polymux.families.base import UNKNOWN, Family
 from polymux.families.features import FEATURES, features_by_pipeline
 from polymux.families.generate import GenerateFamily
 from polymux.families.hearing import HearingFamily
+from polymux.families.sharding import Sharding
 
 _MODULES = (
     audio,
@@ -87,6 +89,25 @@ _GENERATE_FAMILIES: tuple[GenerateFamily, ...] = (
     *(family for module in _SOUNDING for family in module.FAMILIES),
     *_HEARING_FAMILIES,
 )
+_SHARDED = (
+    auraflow,
+    chroma,
+    cogview,
+    cosmos,
+    hunyuan,
+    longcat,
+    ltx,
+    lumina,
+    ovis,
+    pixart,
+    qwen_image,
+    stable_diffusion,
+    text_encoders,
+    wan,
+    z_image,
+)
+_SHARDINGS: tuple[Sharding, ...] = tuple(sharding for module in _SHARDED for sharding in module.SHARDING)
+_SHARDING_BY_MODEL = {model: sharding for sharding in _SHARDINGS for model in sharding.models}
 _BY_MODEL = {model: family for family in _GENERATE_FAMILIES for model in family.models}
 
 
@@ -115,3 +136,13 @@ def all_generate_families() -> tuple[GenerateFamily, ...]:
 def generate_family_of(model: str) -> GenerateFamily | None:
     """The family of a model class of transformers; None if none declares it."""
     return _BY_MODEL.get(model)
+
+
+def all_shardings() -> tuple[Sharding, ...]:
+    """Every declared way of dividing a model among ranks."""
+    return _SHARDINGS
+
+
+def sharding_of(model: str) -> Sharding | None:
+    """How a class of models may be divided among ranks; None if no family declares it."""
+    return _SHARDING_BY_MODEL.get(model)

@@ -2,6 +2,15 @@
 
 from polymux.families import step_caches, video_tokens
 from polymux.families.base import Family
+from polymux.families.sharding import (
+    SequencePlan,
+    Sharding,
+    Split,
+    TensorPlan,
+    attention_cuts,
+    block_steps,
+    feed_forward_cuts,
+)
 
 COGVIEW4 = Family(
     name="cogview4",
@@ -28,4 +37,23 @@ COGVIDEOX = Family(
 FAMILIES = (
     COGVIEW4,
     COGVIDEOX,
+)
+
+_STREAMS = ("hidden_states", "encoder_hidden_states")
+
+SHARDING = (
+    Sharding(
+        models=("CogView4Transformer2DModel", "CogVideoXTransformer3DModel"),
+        sequence=SequencePlan(
+            steps=(
+                *block_steps("transformer_blocks", *_STREAMS),
+                Split(module="transformer_blocks.*", argument="image_rotary_emb", dim=0, ndim=2),
+            ),
+            attention=("transformer_blocks.*.attn1",),
+        ),
+        tensor=TensorPlan(
+            cuts=(*attention_cuts("transformer_blocks.*.attn1"), *feed_forward_cuts("transformer_blocks.*.ff")),
+            heads=("transformer_blocks.*.attn1.heads",),
+        ),
+    ),
 )

@@ -2,6 +2,17 @@
 
 from polymux.families import step_caches, video_tokens
 from polymux.families.base import Family
+from polymux.families.sharding import (
+    Cut,
+    Gather,
+    SequencePlan,
+    Sharding,
+    Split,
+    TensorPlan,
+    attention_cuts,
+    block_steps,
+    feed_forward_cuts,
+)
 
 HUNYUAN_VIDEO = Family(
     name="hunyuan-video",
@@ -55,4 +66,54 @@ FAMILIES = (
     HUNYUAN_VIDEO_1_5,
     HUNYUAN_VIDEO_1_5_I2V,
     HUNYUAN_IMAGE_2_1,
+)
+
+_DOUBLE = "transformer_blocks.*"
+_DOUBLE_CUTS = (
+    *attention_cuts(f"{_DOUBLE}.attn", joint=True),
+    *feed_forward_cuts(f"{_DOUBLE}.ff"),
+    *feed_forward_cuts(f"{_DOUBLE}.ff_context"),
+)
+_SINGLE = "single_transformer_blocks.*"
+
+_PICTURE_AND_TEXT = ("hidden_states", "encoder_hidden_states")
+
+SHARDING = (
+    Sharding(
+        models=("HunyuanVideoTransformer3DModel", "HunyuanImageTransformer2DModel"),
+        sequence=SequencePlan(
+            steps=(
+                *(Split(module="rope", output=position, dim=0, ndim=2) for position in (0, 1)),
+                *(Split(module="transformer_blocks.0", argument=name) for name in _PICTURE_AND_TEXT),
+                *(
+                    Split(module=blocks, argument="attention_mask", dim=3, ndim=4, joins=_PICTURE_AND_TEXT)
+                    for blocks in (_DOUBLE, _SINGLE)
+                ),
+                Gather(module="proj_out"),
+            ),
+            attention=(f"{_DOUBLE}.attn", f"{_SINGLE}.attn"),
+        ),
+        tensor=TensorPlan(
+            cuts=(
+                *_DOUBLE_CUTS,
+                *attention_cuts(f"{_SINGLE}.attn"),
+                Cut(layer=f"{_SINGLE}.proj_mlp", by="column"),
+                Cut(layer=f"{_SINGLE}.proj_out", by="row", parts=(1, 4)),  # attention, then the wider layer
+            ),
+            heads=(f"{_DOUBLE}.attn.heads", f"{_SINGLE}.attn.heads"),
+        ),
+    ),
+    Sharding(
+        models=("HunyuanVideo15Transformer3DModel",),
+        sequence=SequencePlan(
+            steps=(
+                *(Split(module="rope", output=position, dim=0, ndim=2) for position in (0, 1)),
+                *block_steps("transformer_blocks", *_PICTURE_AND_TEXT),
+                Split(module=_DOUBLE, argument="attention_mask", ndim=2),
+            ),
+            attention=(f"{_DOUBLE}.attn",),
+            square_masks=True,
+        ),
+        tensor=TensorPlan(cuts=_DOUBLE_CUTS, heads=(f"{_DOUBLE}.attn.heads",)),
+    ),
 )

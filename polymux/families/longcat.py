@@ -2,6 +2,7 @@
 
 from polymux.families import step_caches
 from polymux.families.base import Family
+from polymux.families.sharding import JOINT_STEPS, SequencePlan, Sharding
 
 LONGCAT_IMAGE = Family(
     name="longcat-image",
@@ -32,3 +33,5 @@ FAMILIES = (
     LONGCAT_IMAGE_EDIT,
     LONGCAT_AUDIO,
 )
+
+SHARDING = (Sharding(models=("LongCatImageTransformer2DModel",), sequence=SequencePlan(steps=JOINT_STEPS)),)

@@ -2,6 +2,16 @@
 
 from polymux.families import step_caches, video_tokens
 from polymux.families.base import Family
+from polymux.families.sharding import (
+    Cut,
+    Gather,
+    SequencePlan,
+    Sharding,
+    Split,
+    TensorPlan,
+    attention_cuts,
+    feed_forward_cuts,
+)
 
 # The decoder takes a timestep and noise in some checkpoints only.
 _DECODER = (
@@ -59,4 +69,66 @@ FAMILIES = (
     LTX_VIDEO,
     LTX_VIDEO_I2V,
     LTX_2,
+)
+
+# The text is whole on every rank, and so is the sound: what attends to them needs no other rank. Where each token has a
+# timestep of its own, timesteps are split like the tokens.
+_TOKENS = (
+    Split(module="", argument="hidden_states", ndim=3),
+    Split(module="", argument="timestep", ndim=2),
+    Gather(module="proj_out"),
+)
+
+
+def _rope(module: str) -> tuple[Split, ...]:
+    """(batch, tokens, channels), or (batch, heads, tokens, channels)."""
+    dims = ((3, 1), (4, 2))
+    return tuple(Split(module=module, output=i, dim=dim, ndim=ndim) for i in (0, 1) for ndim, dim in dims)
+
+
+_LTX_2_ATTENTION = tuple(
+    f"transformer_blocks.*.{name}"
+    for name in ("attn1", "attn2", "audio_attn1", "audio_attn2", "audio_to_video_attn", "video_to_audio_attn")
+)
+
+SHARDING = (
+    Sharding(
+        models=("LTXVideoTransformer3DModel",),
+        sequence=SequencePlan(steps=(*_TOKENS, *_rope("rope")), attention=("transformer_blocks.*.attn1",)),
+        tensor=TensorPlan(
+            cuts=(
+                *attention_cuts("transformer_blocks.*.attn1", norms=True),
+                *attention_cuts("transformer_blocks.*.attn2", norms=True),
+                *feed_forward_cuts("transformer_blocks.*.ff"),
+                Cut(layer="rope", by="result"),
+            ),
+            heads=("transformer_blocks.*.attn1.heads", "transformer_blocks.*.attn2.heads"),
+        ),
+    ),
+    Sharding(
+        models=("LTX2VideoTransformer3DModel",),
+        sequence=SequencePlan(
+            steps=(
+                *_TOKENS,
+                Split(module="", argument="video_keyframes_mask", ndim=3),
+                *_rope("rope"),
+                *_rope("cross_attn_rope"),
+            ),
+            attention=("transformer_blocks.*.attn1", "transformer_blocks.*.video_to_audio_attn"),
+        ),
+        tensor=TensorPlan(
+            cuts=(
+                *(cut for path in _LTX_2_ATTENTION for cut in attention_cuts(path, norms=True)),
+                *(Cut(layer=f"{path}.to_gate_logits", by="column") for path in _LTX_2_ATTENTION),
+                *feed_forward_cuts("transformer_blocks.*.ff"),
+                *feed_forward_cuts("transformer_blocks.*.audio_ff"),
+                *(
+                    Cut(layer=name, by="result")
+                    for name in ("rope", "audio_rope", "cross_attn_rope", "cross_attn_audio_rope")
+                ),
+            ),
+            heads=tuple(f"{path}.heads" for path in _LTX_2_ATTENTION),
+            counts=("num_attention_heads", "audio_num_attention_heads"),
+        ),
+    ),
 )

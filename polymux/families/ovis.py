@@ -2,6 +2,7 @@
 
 from polymux.families import step_caches
 from polymux.families.base import Family
+from polymux.families.sharding import JOINT_STEPS, SequencePlan, Sharding
 
 OVIS_IMAGE = Family(
     name="ovis-image",
@@ -12,3 +13,5 @@ OVIS_IMAGE = Family(
 )
 
 FAMILIES = (OVIS_IMAGE,)
+
+SHARDING = (Sharding(models=("OvisImageTransformer2DModel",), sequence=SequencePlan(steps=JOINT_STEPS)),)

@@ -6,6 +6,7 @@ guidance-distilled: they follow true_cfg_scale, which acts only beside a negativ
 
 from polymux.families import step_caches
 from polymux.families.base import CAUSAL_PROMPT, Family, Padding
+from polymux.families.sharding import Gather, Lengthen, SequencePlan, Sharding, Split
 
 _PROMPT = Padding(argument="encoder_hidden_states", mask="encoder_hidden_states_mask")
 _REFUSED = (("guidance_scale", "transformer", "guidance_embeds"),)
@@ -57,3 +58,20 @@ QWEN_IMAGE_LAYERED = Family(
 )
 
 FAMILIES = (QWEN_IMAGE, QWEN_IMAGE_EDIT, QWEN_IMAGE_EDIT_PLUS, QWEN_IMAGE_LAYERED)
+
+SHARDING = (
+    Sharding(
+        models=("QwenImageTransformer2DModel",),
+        sequence=SequencePlan(
+            steps=(
+                *(Split(module="pos_embed", output=position, dim=0, ndim=2) for position in (0, 1)),
+                Split(module="transformer_blocks.0", argument="hidden_states"),
+                Split(module="transformer_blocks.0", argument="encoder_hidden_states"),
+                Split(module="transformer_blocks.*", argument="encoder_hidden_states_mask", ndim=2),
+                Split(module="transformer_blocks.*", argument="modulate_index", ndim=2),
+                Gather(module="proj_out"),
+            ),
+            lengthen=(Lengthen(argument="encoder_hidden_states", mask="encoder_hidden_states_mask"),),
+        ),
+    ),
+)

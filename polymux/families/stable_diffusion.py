@@ -1,6 +1,15 @@
 """Stable Diffusion 1.5, XL and 3."""
 
 from polymux.families.base import Family
+from polymux.families.sharding import (
+    Gather,
+    SequencePlan,
+    Sharding,
+    Split,
+    TensorPlan,
+    attention_cuts,
+    feed_forward_cuts,
+)
 
 _UNET_BLOCKS = ("down_blocks", "mid_block", "up_blocks")
 
@@ -72,4 +81,27 @@ FAMILIES = (
     SD15,
     SDXL,
     SD3,
+)
+
+SHARDING = (
+    Sharding(
+        models=("SD3Transformer2DModel",),
+        sequence=SequencePlan(
+            steps=(
+                Split(module="pos_embed", output=0),
+                Split(module="context_embedder", output=0),
+                Gather(module="proj_out"),
+            ),
+            attention=("transformer_blocks.*.attn", "transformer_blocks.*.attn2"),
+        ),
+        tensor=TensorPlan(
+            cuts=(
+                *attention_cuts("transformer_blocks.*.attn", joint=True),
+                *attention_cuts("transformer_blocks.*.attn2"),
+                *feed_forward_cuts("transformer_blocks.*.ff"),
+                *feed_forward_cuts("transformer_blocks.*.ff_context"),
+            ),
+            heads=("transformer_blocks.*.attn.heads", "transformer_blocks.*.attn2.heads"),
+        ),
+    ),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -19,7 +19,7 @@ import torch
 from polymux.config import ModelConfig
 from polymux.errors import CheckpointError, ConfigError
 from polymux.families import family_of
-from polymux.loading.cached import CachedLoader
+from polymux.families.base import Family
 from polymux.loading.classic import ClassicPlan
 from polymux.loading.component import Part, load_plain, place
 from polymux.loading.index import PipelineIndex, read_index
@@ -37,6 +37,24 @@ logger = logging.getLogger(__name__)
 Pipeline: TypeAlias = "diffusers.DiffusionPipeline | diffusers.ModularPipeline"
 
 
+class DenoiserLoader(Protocol):
+    """Loads denoisers in a way of its own, to the host."""
+
+    family: Family  # set when it is known
+
+    def wants(self, part: Part) -> bool: ...
+
+    def load(
+        self, part: Part, weights: Weights, dtype: torch.dtype, flags: LoadFlags, read_ahead: Callable[[], None]
+    ) -> torch.nn.Module:
+        """A component of a checkpoint. `read_ahead` is called if its weight files will be read."""
+        ...
+
+    def make_up(self, part: Part, dtype: torch.dtype) -> torch.nn.Module:
+        """A component with random weights."""
+        ...
+
+
 class Plan(Protocol):
     """The parts of one pipeline, and how they are put together."""
 
@@ -52,15 +70,15 @@ def load_pipeline(
     dtype: torch.dtype,
     *,
     components: Mapping[str, object] | None = None,
-    cached: CachedLoader | None = None,
+    loader: DenoiserLoader | None = None,
     quantizer: Quantizer | None = None,
 ) -> Pipeline:
     """Load a pipeline: every component on `device`, in eval mode, without gradients and progress bars.
 
-    `components` are ready-made ones by name, used in place of the checkpoint's. `cached` loads the denoisers, by way of
-    the runtime cache; they are on the host, so `device` must be the CPU. `quantizer` says what is quantized. Raises
-    CheckpointError if the checkpoint is missing, incomplete or inconsistent, and ConfigError if the settings ask for
-    what cannot be.
+    `components` are ready-made ones by name, used in place of the checkpoint's. `loader` loads the denoisers, by way of
+    the runtime cache or in parts; they are on the host, so `device` must be the CPU. `quantizer` says what is
+    quantized. Raises CheckpointError if the checkpoint is missing, incomplete or inconsistent, and ConfigError if the settings ask
+    for what cannot be.
     """
     start = time.perf_counter()
     options = parse_options(config.diffusers_load_kwargs, components)
@@ -68,17 +86,17 @@ def load_pipeline(
     with quiet():
         plan = _plan(folder, config, options)
         family = family_of(plan.class_name)
-        if cached is not None:
-            cached.family = family
+        if loader is not None:
+            loader.family = family
         maker = Maker(device, dtype, options.flags, quantizer or Quantizer({}, device, lambda name: False))
         maker.quantizer.family = family
         maker.quantizer.check_names([part.name for part in plan.parts if part.has_weights], options.given)
         if config.load_format == "dummy":
-            made = _make_up(plan.parts, maker, cached)
+            made = _make_up(plan.parts, maker, loader)
         else:
             threads = config.num_weight_load_threads if config.enable_multithread_weight_load else 0
             with ReadAhead(threads) as ahead:
-                made = _load(plan.parts, maker, ahead, cached)
+                made = _load(plan.parts, maker, ahead, loader)
         pipeline = plan.assemble(made)
         pipeline.set_progress_bar_config(disable=True)
         for name, component in pipeline.components.items():
@@ -132,28 +150,28 @@ def _class_of(index: PipelineIndex, flags: LoadFlags) -> type:
     return found
 
 
-def _make_up(parts: Sequence[Part], maker: Maker, cached: CachedLoader | None) -> dict[str, object]:
+def _make_up(parts: Sequence[Part], maker: Maker, loader: DenoiserLoader | None) -> dict[str, object]:
     made: dict[str, object] = {}
     for part in parts:
         if not part.has_weights:
             made[part.name] = load_plain(part)
-        elif cached is not None and cached.wants(part):
-            made[part.name] = cached.make_up(part, maker.dtype)
+        elif loader is not None and loader.wants(part):
+            made[part.name] = loader.make_up(part, maker.dtype)
         else:
             made[part.name] = maker.make_up(part)
     return made
 
 
-def _load(parts: Sequence[Part], maker: Maker, ahead: ReadAhead, cached: CachedLoader | None) -> dict[str, object]:
+def _load(parts: Sequence[Part], maker: Maker, ahead: ReadAhead, loader: DenoiserLoader | None) -> dict[str, object]:
     """Check all files of all parts, then load the parts in order, reading one ahead.
 
-    What the cache may have is not read ahead: it says itself when its files are needed.
+    What `loader` loads is not read ahead: it says itself when its files are needed.
     """
     models = [part for part in parts if part.has_weights]
     for part in models:
         maker.check(part)
-        if cached is not None and cached.wants(part) and maker.is_quantized(part):
-            logger.warning("runtime cache: %s: not cached: the checkpoint has it quantized", part.name)
+        if loader is not None and loader.wants(part) and maker.is_quantized(part):
+            logger.warning("%s: not from the runtime cache: the checkpoint has it quantized", part.name)
     files = {part.name: file for part in models if (file := maker.gguf_file(part)) is not None}
     weights = {part.name: part.weights(maker.flags) for part in models if part.name not in files}
     variant = maker.flags.variant
@@ -163,9 +181,9 @@ def _load(parts: Sequence[Part], maker: Maker, ahead: ReadAhead, cached: CachedL
     for part in models:
         if part.name in files:
             made[part.name] = maker.load_file(part, files[part.name])
-        elif cached is not None and cached.wants(part) and not maker.is_quantized(part):
+        elif loader is not None and loader.wants(part) and not maker.is_quantized(part):
             read_ahead = partial(ahead.queue, weights[part.name].files)
-            made[part.name] = cached.load(part, weights[part.name], maker.dtype, maker.flags, read_ahead)
+            made[part.name] = loader.load(part, weights[part.name], maker.dtype, maker.flags, read_ahead)
     rest = [part for part in models if part.name not in made]
     _queue(ahead, weights, rest[:1])
     for number, part in enumerate(rest, start=1):

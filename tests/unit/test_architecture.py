@@ -32,7 +32,7 @@ LAYERS = (
     ("interpolation",),
     ("loading",),
     ("quantization",),
-    ("memory",),
+    ("memory", "parallel"),
     ("media", "families"),
     (
         "validation",
@@ -47,6 +47,7 @@ LAYERS = (
         "step_caches",
         "quantization_config",
         "knobs",
+        "parallel_config",
         "request",
         "errors",
         "version",

@@ -30,6 +30,8 @@ def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
         return [flag if f.metadata["flag"] or not f.default else "--no-" + flag[2:]], not f.default
     if f.metadata["choices"]:
         value: Any = next(choice for choice in f.metadata["choices"] if choice != f.default)
+    elif f.name == "hsdp_shard_size":
+        value = 2
     elif kind in (int, float, float | Literal["auto"]):
         kind = int if kind is int else float
         value = kind((f.default or 0) + 1)
@@ -58,6 +60,8 @@ def beside(f: dataclasses.Field[Any]) -> dict[str, Any]:
         return {"lora_path": ("a-file",)}
     if f.name == "cache_config":
         return {"cache_backend": "first_block"}
+    if f.name == "vae_patch_parallel_size" or "hsdp" in f.name:
+        return {"cfg_parallel_size": 2} | ({"use_hsdp": True} if f.name.startswith("hsdp") else {})
     found: dict[str, Any] = {}
     needed = MemoryConfig.NEEDS.get(f.name, ())
     while needed:
@@ -69,6 +73,8 @@ def beside(f: dataclasses.Field[Any]) -> dict[str, Any]:
 def switches(knobs: dict[str, Any]) -> list[str]:
     words = []
     for name, value in knobs.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
         given_words = value if isinstance(value, tuple) else (value,) if isinstance(value, str) else ()
         words += ["--" + name.replace("_", "-"), *given_words]
     return words

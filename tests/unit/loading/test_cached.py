@@ -55,7 +55,7 @@ def loader(root: Path, role: Role = "denoiser", **settings: Any) -> CachedLoader
 
 
 def load(folder: Path, cached: CachedLoader | None = None, dtype: torch.dtype = torch.float32, **config: Any) -> Any:
-    return load_pipeline(ModelConfig(model=str(folder), **config), CPU, dtype, cached=cached)
+    return load_pipeline(ModelConfig(model=str(folder), **config), CPU, dtype, loader=cached)
 
 
 def tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:

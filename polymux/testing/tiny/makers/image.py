@@ -40,8 +40,8 @@ def z_image(ctx: Ctx) -> D.ZImagePipeline:
         ctx, scheduler=flow_match(6.0), vae=vae_kl(), text_encoder=T.Qwen3Model(qwen3_config(tok, layers=3)),
         tokenizer=tok,
         transformer=D.ZImageTransformer2DModel(
-            in_channels=16, dim=32, n_layers=2, n_refiner_layers=1, n_heads=2, n_kv_heads=2, cap_feat_dim=32,
-            axes_dims=[4, 6, 6], axes_lens=[1024, 512, 512],
+            in_channels=16, dim=48, n_layers=2, n_refiner_layers=1, n_heads=2, n_kv_heads=2, cap_feat_dim=32,
+            axes_dims=[8, 8, 8], axes_lens=[1024, 512, 512],
         ),
     ))
 

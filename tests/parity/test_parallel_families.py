@@ -1,0 +1,80 @@
+"""Tiny pipelines on several ranks: the outputs of one rank, whatever is divided and however."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parent.parent
+TOLERANCE = 1e-4
+RUN_S = 500
+
+GUIDED = {
+    "qwen-image": "two calls per step, of other lengths",
+    "wan21-t2v": "two calls per step; video, decoded frame by frame",
+    "sdxl": "one call per step, of both branches",
+    "flux-schnell": "no guidance: requests share the ranks",
+    "z-image": "lists of samples",
+    "omnigen": "calls that are not merged",
+    "ltx-video": "video",
+    "wan21-vace": "arguments whose length is by chance that of several samples",
+}
+TWO: list[tuple[dict[str, Any], list[str]]] = [
+    ({"cfg_parallel_size": 2}, list(GUIDED)),
+    ({"ulysses_degree": 2, "vae_patch_parallel_size": 2}, ["wan21-t2v"]),
+    ({"ring_degree": 2}, ["qwen-image", "z-image"]),
+    ({"tensor_parallel_size": 2}, ["flux-schnell", "wan21-t2v"]),
+    ({"cfg_parallel_size": 2, "use_hsdp": True}, ["qwen-image"]),
+]
+FOUR: list[tuple[dict[str, Any], list[str]]] = [
+    ({"cfg_parallel_size": 2, "ulysses_degree": 2}, ["wan21-t2v"]),
+    ({"cfg_parallel_size": 2, "tensor_parallel_size": 2}, ["qwen-image"]),
+    ({"ulysses_degree": 2, "ring_degree": 2, "use_hsdp": True, "hsdp_replicate_size": 2}, ["wan21-t2v"]),
+]
+Results = Callable[[str], dict[str, dict[str, Any]]]
+
+
+def case(flat: dict[str, Any], name: str) -> str:
+    return f"{name} {json.dumps(flat)}"
+
+
+CASES = [
+    (ranks, case(flat, name)) for ranks, work in (("2", TWO), ("4", FOUR)) for flat, names in work for name in names
+]
+
+
+@pytest.fixture(scope="module")
+def results(tiny_checkpoint: Callable[..., Path]) -> Results:
+    """What `rank_driver` says about each case. Starting ranks takes long: those with one number of them run at once."""
+    known: dict[str, dict[str, dict[str, Any]]] = {}
+
+    def get(ranks: str) -> dict[str, dict[str, Any]]:
+        if ranks not in known:
+            work = TWO if ranks == "2" else FOUR
+            (folder,) = {tiny_checkpoint(name).parent for _, names in work for name in names}
+            words = [sys.executable, "-m", "parity.rank_driver", str(folder), json.dumps(work)]
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS)))}
+            done = subprocess.run(words, cwd=TESTS, env=environment, capture_output=True, text=True, timeout=RUN_S)
+            lines = [json.loads(line) for line in done.stdout.splitlines()]
+            cases = [case(flat, name) for flat, names in work for name in names]
+            known[ranks] = dict(zip(cases, lines, strict=False))  # as far as it has come
+            assert done.returncode == 0, done.stderr
+        return known[ranks]
+
+    return get
+
+
+@pytest.mark.parametrize(("ranks", "case"), CASES)
+def test_several_ranks(ranks: str, case: str, results: Results) -> None:
+    result = results(ranks)[case]
+    assert result["distance"] <= TOLERANCE
+    assert result["outputs"] == 3 and result["aborted"]
+    assert (result["divided"] > 0) == ("cfg_parallel_size" in result)
+    assert not result["undivided"]

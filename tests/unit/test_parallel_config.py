@@ -1,0 +1,108 @@
+"""How many ranks there are, what goes together, and that the documentation says so."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from source_tree import ROOT
+
+from polymux.config import EngineConfig
+from polymux.errors import ConfigError
+from polymux.parallel_config import DiffusionParallelConfig
+
+# What is combined: a setting with what it cannot do without. The rows of the table, and its columns.
+MODES: dict[str, dict[str, Any]] = {
+    "`--cfg-parallel-size`": {"cfg_parallel_size": 2},
+    "`--ulysses-degree`": {"ulysses_degree": 2},
+    "`--ring-degree`": {"ring_degree": 2},
+    "`--tensor-parallel-size`": {"tensor_parallel_size": 2},
+    "`--use-hsdp`": {"use_hsdp": True},
+    "`--vae-patch-parallel-size`": {"vae_patch_parallel_size": 2},
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "`--enable-cpu-offload`": {"enable_cpu_offload": True},
+    "`--enable-layerwise-offload`": {"enable_layerwise_offload": True},
+    "`--enable-distributed-layerwise-offload`": {"enable_distributed_layerwise_offload": True},
+    "`--dlo-use-allgather`": {"enable_distributed_layerwise_offload": True, "dlo_use_allgather": True},
+    "`--gpu-memory-limit-gib`": {"gpu_memory_limit_gib": 8.0},
+    "`--lora-path`": {"lora_path": ("a.safetensors",)},
+    "`--cache-backend`": {"cache_backend": "first_block"},
+}
+RANKS = {"cfg_parallel_size", "ulysses_degree", "ring_degree", "tensor_parallel_size"}
+
+
+def together(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether some number of ranks does both."""
+    both = one | other
+    for ranks in [{}, {"cfg_parallel_size": 2}, {"ulysses_degree": 2}]:
+        flat = ranks | both
+        if "vae_patch_parallel_size" in flat:
+            flat["vae_patch_parallel_size"] = 2 ** len(RANKS & flat.keys())
+        try:
+            if EngineConfig.from_flat(model="m", **flat).parallel.world_size > 1:
+                return True
+        except ConfigError:
+            continue
+    return False
+
+
+def table() -> str:
+    """As it stands in docs/parallel.md; `python tests/unit/test_parallel_config.py` prints it."""
+    lines = [f"| | {' | '.join(MODES)} |", "|---" * (len(MODES) + 1) + "|"]
+    for row, one in (MODES | OTHERS).items():
+        cells = ["" if row == name else ("yes" if together(one, other) else "no") for name, other in MODES.items()]
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_the_table_in_the_documentation_is_that_of_the_checks() -> None:
+    assert table() in (ROOT / "docs" / "parallel.md").read_text(encoding="utf-8")
+
+
+def test_the_ranks_are_the_product() -> None:
+    assert DiffusionParallelConfig().world_size == 1
+    config = DiffusionParallelConfig(cfg_parallel_size=2, ulysses_degree=2, ring_degree=2, tensor_parallel_size=3)
+    assert config.world_size == 24
+    sizes = "cfg_parallel_size 2 x ring_degree 2 x ulysses_degree 2 x tensor_parallel_size 3"
+    assert config.describe() == f"24 ranks ({sizes})"
+
+
+@pytest.mark.parametrize(
+    ("flat", "param", "message"),
+    [
+        ({"use_hsdp": True}, "use_hsdp", "only with several ranks"),
+        ({"hsdp_shard_size": 2, "cfg_parallel_size": 2}, "hsdp_shard_size", "only with --use-hsdp"),
+        (
+            {"hsdp_shard_size": 3, "cfg_parallel_size": 2, "use_hsdp": True},
+            "hsdp_shard_size",
+            "--hsdp-shard-size 3 x --hsdp-replicate-size 1 must be all ranks; there are 2 ranks",
+        ),
+        ({"vae_patch_parallel_size": 2}, "vae_patch_parallel_size", "allowed are 1 and all ranks; there are 1 rank"),
+        ({"cfg_parallel_size": 2, "cache_backend": "first_block"}, "cfg_parallel_size", "--cache-backend exclude"),
+        ({"tensor_parallel_size": 2, "lora_path": ("a",)}, "tensor_parallel_size", "--lora-path exclude"),
+    ],
+)
+def test_what_cannot_be_is_refused(flat: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        EngineConfig.from_flat(model="m", **flat)
+    assert caught.value.param == param
+
+
+def test_as_one_argument() -> None:
+    config = DiffusionParallelConfig(ulysses_degree=2)
+    assert EngineConfig.from_flat(model="m", parallel_config=config).parallel == config
+    with pytest.raises(ConfigError, match="beside parallel_config"):
+        EngineConfig.from_flat(model="m", parallel_config=config, ulysses_degree=2)
+    with pytest.raises(ConfigError, match="must be a DiffusionParallelConfig"):
+        EngineConfig.from_flat(model="m", parallel_config={"ulysses_degree": 2})
+
+
+def test_every_pair_is_allowed_or_refused_the_same_way_round() -> None:
+    for one, other in itertools.combinations(MODES.values(), 2):
+        assert together(one, other) == together(other, one)
+
+
+if __name__ == "__main__":
+    print(table())
