@@ -76,6 +76,10 @@ def test_layers_that_are_not_plain_are_refused() -> None:
     model.blocks[0].attn1.to_q = torch.nn.Identity()
     with pytest.raises(ConfigError, match="to_q is a Identity"):
         check_tensor(model, tensor_plan(model), 2)
+    model = wan(2)
+    model.blocks[0].attn1.norm_q = torch.nn.LayerNorm(24)
+    with pytest.raises(ConfigError, match="norm_q is a LayerNorm"):
+        check_tensor(model, tensor_plan(model), 2)
     with pytest.raises(ConfigError, match="none of the layers"):
         check_tensor(model, TensorPlan(cuts=(Cut(layer="nowhere", by="row"),)), 2)
 
