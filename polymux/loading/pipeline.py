@@ -77,8 +77,8 @@ def load_pipeline(
 
     `components` are ready-made ones by name, used in place of the checkpoint's. `loader` loads the denoisers, by way of
     the runtime cache or in parts; they are on the host, so `device` must be the CPU. `quantizer` says what is
-    quantized. Raises CheckpointError if the checkpoint is missing, incomplete or inconsistent, and ConfigError if the settings ask
-    for what cannot be.
+    quantized. Raises CheckpointError if the checkpoint is missing, incomplete or inconsistent, and ConfigError if the
+    settings ask for what cannot be.
     """
     start = time.perf_counter()
     options = parse_options(config.diffusers_load_kwargs, components)

@@ -29,6 +29,10 @@ OTHERS: dict[str, dict[str, Any]] = {
     "`--gpu-memory-limit-gib`": {"gpu_memory_limit_gib": 8.0},
     "`--lora-path`": {"lora_path": ("a.safetensors",)},
     "`--cache-backend`": {"cache_backend": "first_block"},
+    "`--quantization`": {"quantization": "int8"},
+    "`block_sparse`": {
+        "diffusion_attention_config": {"default": {"backend": "TORCH_SDPA", "block_sparse": {"sparsity": 0.5}}}
+    },
 }
 RANKS = {"cfg_parallel_size", "ulysses_degree", "ring_degree", "tensor_parallel_size"}
 
