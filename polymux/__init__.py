@@ -11,6 +11,7 @@ from polymux.request import (
     Progress,
     SamplingParams,
     SoundPiece,
+    TextPiece,
 )
 from polymux.version import VERSION as __version__
 
@@ -34,6 +35,7 @@ __all__ = [
     "Progress",
     "SamplingParams",
     "SoundPiece",
+    "TextPiece",
     "__version__",
 ]
 

@@ -9,7 +9,16 @@ from PIL import Image
 
 from polymux.errors import PolymuxError
 from polymux.media.wire import Array, from_wire
-from polymux.request import Finished, Modality, OutputChunk, Preview, Request, RequestMetrics, SoundPiece
+from polymux.request import (
+    Finished,
+    FinishReason,
+    Modality,
+    OutputChunk,
+    Preview,
+    Request,
+    RequestMetrics,
+    SoundPiece,
+)
 
 
 @dataclass(kw_only=True)
@@ -17,7 +26,8 @@ class OmniRequestOutput:
     """The answer to one prompt. Lists have one entry per output (layered models: per layer), in order.
 
     `images`: PIL, or float arrays (height, width, channels) in 0..1 with output_type="np". `videos`: uint8 arrays
-    (frames, height, width, 3), floats in 0..1 with "np". `audio`: float arrays (channels, samples). `latents`: arrays,
+    (frames, height, width, 3), floats in 0..1 with "np". `audio`: float arrays (channels, samples). `text`: of models
+    that write, and `finish_reason` says how it ended: "stop", or "length" for want of room. `latents`: arrays,
     with "latent", in place of the others. `seeds` gives each output again; None where no single seed made it.
     `error` is set in place of all output if the request failed.
     """
@@ -28,6 +38,8 @@ class OmniRequestOutput:
     images: list[Image.Image | Array] = field(default_factory=list)
     videos: list[Array] = field(default_factory=list)
     audio: list[Array] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    finish_reason: list[FinishReason] = field(default_factory=list)
     latents: list[Array] = field(default_factory=list)
     seeds: list[int | None] = field(default_factory=list)
     fps: float | None = None
@@ -96,6 +108,8 @@ def output_of(request: Request, finished: Finished, chunks: ChunkCollector | Non
         sample_rate=finished.sample_rate,
         metrics=finished.metrics,
     )
+    if finished.text is not None and finished.finish_reason is not None:
+        output.text, output.finish_reason = [finished.text], [finished.finish_reason]
     for index, media in enumerate(finished.outputs):
         values = [from_wire(item) for item in media]
         if chunks is not None:

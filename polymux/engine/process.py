@@ -154,14 +154,19 @@ def _engine_for(config: EngineConfig) -> StageEngine:
     from diffusers.utils import logging as diffusers_logging  # torch: only here, in the process that computes
     from transformers.utils import logging as transformers_logging
 
+    from polymux.engine.chat_engine import ChatEngine
     from polymux.engine.diffusion_engine import DiffusionEngine
     from polymux.engine.generate_engine import GenerateEngine
+    from polymux.families import generate_family_of
+    from polymux.families.chat import ChatFamily
     from polymux.loading import model_class_in, resolve
 
     for logging_of in (diffusers_logging, transformers_logging):
         logging_of.set_verbosity_error()  # the libraries repeat their warnings at every request
-    if model_class_in(resolve(config.model)) is not None:
-        return GenerateEngine.load(config)
+    name = model_class_in(resolve(config.model))
+    if name is not None:
+        engine = ChatEngine if isinstance(generate_family_of(name), ChatFamily) else GenerateEngine
+        return engine.load(config)
     config.speech.check_unused()
     return DiffusionEngine.load(config)
 

@@ -16,6 +16,7 @@ import transformers
 
 from polymux.config import EngineConfig
 from polymux.errors import CheckpointError, ConfigError
+from polymux.families.chat import ChatFamily
 from polymux.families.generate import GenerateFamily, Parts
 from polymux.knobs import check_unchanged
 from polymux.loading.component import Part, load_model, load_plain
@@ -50,7 +51,11 @@ def load_parts(config: EngineConfig, device: torch.device) -> tuple[GenerateFami
     check_settings(config, family)
     dtype = auto_dtype("fp32" if family.precise and config.model.dtype == "auto" else config.model.dtype, device)
     with quiet():
-        model = _model("model", name, folder, device, dtype, options.flags)
+        part = Part("model", _class(name), folder, plain=isinstance(family, ChatFamily) and family.plain_loading)
+        model = load_model(part, part.weights(options.flags), device, dtype, options.flags)
+        if isinstance(family, ChatFamily):
+            with reading(f"{folder}: {name}"):
+                family.adapter.complete(model, str(folder))
         beside = _beside(config, family, folder, device, dtype, options.flags)
         parts = Parts(
             model=model,
@@ -86,13 +91,6 @@ def _class(name: str) -> type:
     return found
 
 
-def _model(
-    name: str, class_name: str, folder: Path, device: torch.device, dtype: torch.dtype, flags: LoadFlags
-) -> torch.nn.Module:
-    part = Part(name, _class(class_name), folder)
-    return load_model(part, part.weights(flags), device, dtype, flags)
-
-
 def _beside(
     config: EngineConfig,
     family: GenerateFamily,
@@ -114,7 +112,8 @@ def _beside(
     found = model_class_in(place)
     if found not in (None, class_name):
         raise CheckpointError(f"{place / CONFIG}: it is a {found}, and a {class_name} is needed")
-    return _model(inside, class_name, place, device, dtype, flags)
+    part = Part(inside, _class(class_name), place)
+    return load_model(part, part.weights(flags), device, dtype, flags)
 
 
 def _processor(family: GenerateFamily, folder: Path, beside: object) -> object:

@@ -16,10 +16,11 @@ from polymux.config import EngineConfig, video_dir
 from polymux.errors import InvalidRequestError, ModelNotFoundError
 from polymux.media.source import MediaLoader
 from polymux.metrics import Metrics
+from polymux.omni import Streamed
 from polymux.omni_output import OmniPreview, OmniRequestOutput
 from polymux.orchestrator.orchestrator import Status
 from polymux.prompts import Params, Prompt
-from polymux.request import Capabilities, Modality, OutputChunk, Progress, SoundPiece
+from polymux.request import Capabilities, Modality, Progress
 from polymux.server.adapter_files import AdapterFiles
 from polymux.server.http_metrics import HttpMetrics
 from polymux.server.image_store import ImageStore
@@ -70,7 +71,7 @@ class Generator(Protocol):
 
     def stream(
         self, prompt: Prompt, sampling_params: Params, *, request_id: str | None = None
-    ) -> AsyncGenerator[Progress | OutputChunk | SoundPiece | OmniRequestOutput]:
+    ) -> AsyncGenerator[Streamed]:
         """`generate` with large arrays in parts. Sent, or refused, before this returns. Raises PolymuxError."""
         ...
 

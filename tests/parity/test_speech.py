@@ -120,7 +120,7 @@ def drive(engine: GenerateEngine) -> tuple[dict[str, Sound], dict[str, Event]]:
 
 
 def test_every_family_is_here() -> None:
-    declared = {family.name for family in all_generate_families()}
+    declared = {family.name for family in all_generate_families() if family.modality == "audio"}
     assert {case.name.removesuffix("-tts") for case in CASES} == declared
 
 
