@@ -18,7 +18,6 @@ from polymux.families.chat import (
     ChatAdapter,
     ChatCall,
     ChatFamily,
-    Film,
     Hooks,
     Question,
     check_marks,
@@ -28,7 +27,7 @@ from polymux.families.chat import (
     templated,
 )
 from polymux.families.generate import Parts
-from polymux.media.wire import Array
+from polymux.media.film import at_rate
 from polymux.request import Modality, SamplingParams
 
 SAMPLE_RATE = 24000
@@ -114,7 +113,8 @@ class OmniAdapter(ChatAdapter):
         if question.sounds:
             media["audio"] = [sound.samples[0] for sound in question.sounds]
         if question.films:
-            media |= {"videos": [seen(film, self.sees_at) for film in question.films], "fps": self.sees_at}
+            films = [at_rate(film.frames, film.fps, self.sees_at) for film in question.films]
+            media |= {"videos": films, "fps": self.sees_at}
         try:
             text = parts.processor.apply_chat_template(
                 templated(question.messages), add_generation_prompt=True, tokenize=False
@@ -177,20 +177,6 @@ class Omni3Adapter(OmniAdapter):
             return {"return_audio": False}
         given = {"return_audio": True, "speaker": question.voice, "talker_max_new_tokens": _SPEECH}
         return given | question.params.extra_args
-
-
-def seen(film: Film, rate: float) -> Array:
-    """The frames that the model is shown: so many per second, and two at least."""
-    count = len(film.frames)
-    if film.fps is None:
-        picked = list(range(count))
-    else:
-        wanted = max(2, round(count / film.fps * rate))
-        picked = [min(int((i + 0.5) * count / wanted), count - 1) for i in range(wanted)]
-    if len(picked) == 1:
-        picked *= 2
-    frames: Array = film.frames[picked]
-    return frames
 
 
 def _default_first(names: Sequence[str] | dict[str, Any], default: str) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from polymux.request import Capabilities, Modality, Progress
 from polymux.server.adapter_files import AdapterFiles
 from polymux.server.http_metrics import HttpMetrics
 from polymux.server.image_store import ImageStore
+from polymux.server.transcripts import Transcripts
 from polymux.server.video_jobs import VideoJobs
 from polymux.server_config import ServerConfig
 
@@ -91,6 +92,7 @@ class ServerState:
         self.adapters = AdapterFiles(config.adapter_files)
         self.image_files = ImageStore(config.files)
         self.videos = VideoJobs(omni, config.video, video_dir(config))
+        self.transcripts = Transcripts()
         self.http_metrics = HttpMetrics()
         self.created = int(time.time())
 
