@@ -23,7 +23,7 @@ class Writer(StoppingCriteria):  # type: ignore[misc]
         self._backend = tokenizer.backend_tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._stops = stops
-        self._decoded = 0  # characters, of those that the tokens make
+        self._unread: list[int] = []  # tokens that make no whole character yet
         self._held = ""  # not yet told: it may be the beginning of a text to stop at
         self._new: list[str] = []
         self._told: list[str] = []
@@ -40,7 +40,7 @@ class Writer(StoppingCriteria):  # type: ignore[misc]
         """No more will come: what waits is told."""
         if self.stopped:
             return
-        self._add(self._backend.decode(self.tokens, skip_special_tokens=True)[self._decoded :])
+        self._add(self._backend.decode(self._unread, skip_special_tokens=True))
         if not self.stopped:
             self._tell(self._held)
             self._held = ""
@@ -57,9 +57,10 @@ class Writer(StoppingCriteria):  # type: ignore[misc]
 
     def _take(self, token: int) -> None:
         self.tokens.append(token)
+        self._unread.append(token)
         piece = self._stream.step(self._backend, token)
         if piece:
-            self._decoded += len(piece)
+            self._unread.clear()
             self._add(piece)
 
     def _add(self, piece: str) -> None:
