@@ -55,8 +55,8 @@ class ChatJob(Job):
         return ready
 
     def progress(self) -> Progress | None:
-        """Text is news enough."""
-        if self.text_sent:
+        """Nothing until it is certain that the model takes the request; and text is news enough."""
+        if self.call is None or self.text_sent:
             self.text_sent = False
             return None
         return super().progress()
