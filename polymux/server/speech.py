@@ -53,7 +53,7 @@ def routes(state: ServerState) -> APIRouter:
         with refusals_counted(state):
             body = await parse(request, SpeechRequest)
             state.note(request, body.model, body.user)
-            await _speaking_model(state)
+            await _reading_model(state)
             how = _streaming(body)
         with _in_our_words():
             return await _speech(state, request, body, how)
@@ -161,6 +161,15 @@ def _in_our_words() -> Iterator[None]:
             raise
         message = error.message.replace("prompt", "input", 1)
         raise type(error)(message, param="input") from None
+
+
+async def _reading_model(state: ServerState) -> Capabilities:
+    """What the model can do. Raises NotReadyError, and InvalidRequestError if it does not speak what it is told to."""
+    can = await _speaking_model(state)
+    if can.chats:
+        where = "POST /v1/chat/completions has it answer"
+        raise InvalidRequestError(f"the model says what it likes, not what it is told; {where}", param="model")
+    return can
 
 
 async def _speaking_model(state: ServerState) -> Capabilities:

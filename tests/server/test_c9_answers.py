@@ -244,6 +244,12 @@ def test_speech(omni: Server) -> None:
     assert message(ask(omni, messages=by_id)) == message(ask(omni, messages=by_text))
 
 
+def test_a_model_that_answers_reads_nothing_out(omni: Server) -> None:
+    assert error_of(omni.http.post("/v1/audio/speech", json={"input": "a"}))["param"] == "model"
+    voices = omni.http.get("/v1/audio/voices").json()
+    assert voices == {"voices": ["Chelsie", "Ethan"], "default": "Chelsie", "languages": []}
+
+
 def test_media(omni: Server) -> None:
     texts = {}
     for name, parts in {"none": (), "sees": (sees(),), "hears": (hears(),), "watches": (watches(),),
