@@ -119,8 +119,18 @@ def film(frames: int, fps: float) -> dict[str, Any]:
 
 
 def test_the_fields_are_those_of_the_parameters() -> None:
-    fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.1, "frequency_penalty": 1,
-              "presence_penalty": -1, "repetition_penalty": 1.1, "seed": 3, "stop": ["a", "b"], "max_completion_tokens": 9}  # fmt: skip
+    fields = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 4,
+        "min_p": 0.1,
+        "frequency_penalty": 1,
+        "presence_penalty": -1,
+        "repetition_penalty": 1.1,
+        "seed": 3,
+        "stop": ["a", "b"],
+        "max_completion_tokens": 9,
+    }
     params = request_for(user("x"), **fields).sampling
     assert params is not None and params.max_new_tokens == 9 and params.stop == ("a", "b")
     for name, value in fields.items():
@@ -222,13 +232,12 @@ def test_an_answer_that_was_spoken_is_named_by_its_id() -> None:
             first = (await http.post(URL, json={"messages": [user("a")], **SPOKEN})).json()
             spoken = assistant(None, audio={"id": first["choices"][0]["message"]["audio"]["id"]})
             await http.post(URL, json={"messages": [user("a"), spoken, user("b")]})
-            return await http.post(
-                URL, json={"messages": [assistant(None, audio={"id": "audio_x"}), user("b")]}
-            ), spoken
+            unknown = assistant(None, audio={"id": "audio_x"})
+            return await http.post(URL, json={"messages": [unknown, user("b")]})
 
-    unknown = asyncio.run(talk())
+    refused = asyncio.run(talk())
     assert [part.text for part in omni.requests[1].messages[1].parts] == ["Hello you"]
-    assert error_of(unknown)["param"] == "messages.0.audio.id"
+    assert error_of(refused)["param"] == "messages.0.audio.id"
 
 
 def test_transcripts_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
