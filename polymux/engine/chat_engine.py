@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from polymux.config import EngineConfig
+from polymux.diffusion.call import Call
 from polymux.diffusion.merging import Merger
 from polymux.diffusion.runner import Runner
 from polymux.diffusion.session import Session
@@ -22,6 +23,7 @@ from polymux.diffusion.step_scheduler import StepScheduler
 from polymux.engine.chat_inputs import question_of
 from polymux.engine.chat_job import ChatJob, ChatTap
 from polymux.engine.chat_model import described
+from polymux.engine.decode_merging import DecodeMerger, DecodeRunner, may_be_merged
 from polymux.engine.failure import as_polymux_error
 from polymux.engine.generate_engine import IDLE_S, PULSE_S, parts_of, sound_of
 from polymux.engine.generate_model import GenerateModel
@@ -29,6 +31,7 @@ from polymux.engine.job import Randomness, seed_of
 from polymux.engine.session_engine import SessionEngine, prepare_device
 from polymux.engine.warmup import run_first_that_works
 from polymux.engine.writing import Penalties, Writer
+from polymux.errors import ConfigError
 from polymux.families.chat import ChatCall, ChatFamily, Hooks, Question
 from polymux.families.generate import Parts
 from polymux.media.wire import Array
@@ -49,15 +52,20 @@ class ChatEngine(SessionEngine[ChatJob, GenerateModel]):
         super().__init__(config, device, model, described(model, config), collect=False)
         assert isinstance(model.family, ChatFamily)
         self.family = model.family
-        merger = Merger((), ())
-        self.runner = Runner(merger, device)
-        self.scheduler = StepScheduler(
-            config.scheduler.max_batched_tokens, lambda call: False, merger.key, merger.tokens
-        )
+        self.merges = config.scheduler.merge_decoding
+        if self.merges and not _proven(model):
+            what = f"merge_decoding: for {self.described.pipeline} nothing proves that it gives the same answers"
+            raise ConfigError(what, param="merge_decoding")
+        merger = DecodeMerger(self.family.decoders_merged, self.family.heads_merged) if self.merges else Merger()
+        self.runner = DecodeRunner(merger, device) if self.merges else Runner(merger, device)
+        self.scheduler = StepScheduler(config.scheduler.max_batched_tokens, self._may_merge, merger.key, merger.tokens)
         # Its own: the thread encodes with the other one meanwhile, and a tokenizer stands only one at a time.
         self.tokenizer = copy.deepcopy(self.family.adapter.tokenizer(model.parts))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inputs")
         self._said_at = time.monotonic()
+
+    def _may_merge(self, call: Call) -> bool:
+        return self.merges and self.runner.may_merge(call.component.name)
 
     def _job_of(self, request: Request) -> ChatJob:
         params = sampling_of(request, self.described)
@@ -164,3 +172,11 @@ class ChatEngine(SessionEngine[ChatJob, GenerateModel]):
 
     def _stop(self) -> None:
         self._thread.shutdown(cancel_futures=True)
+
+
+def _proven(model: GenerateModel) -> bool:
+    """Whether its class is one of which the family says that steps may be merged, with the attention that is known."""
+    assert isinstance(model.family, ChatFamily)
+    decoders = [c for c in model.components if f"{c.name}.forward" in model.family.decoders_merged]
+    named = type(model.parts.model).__name__ in model.family.models
+    return named and bool(decoders) and all(may_be_merged(c.module) for c in decoders)

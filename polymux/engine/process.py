@@ -22,6 +22,7 @@ from polymux.config import EngineConfig, LogConfig
 from polymux.engine.base import StageEngine
 from polymux.engine.channel import Channel
 from polymux.errors import ErrorInfo, GenerationError, PayloadTooLargeError, PolymuxError
+from polymux.knobs import check_unchanged
 from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Start, Stats, Stop, Taken, ToStage, WakeUp
 from polymux.request import Event, Failed, Finished, Request, StageStats
 
@@ -168,6 +169,7 @@ def _engine_for(config: EngineConfig) -> StageEngine:
         engine = ChatEngine if isinstance(generate_family_of(name), ChatFamily) else GenerateEngine
         return engine.load(config)
     config.speech.check_unused()
+    check_unchanged(config.scheduler, "acts only on models that answer", ("merge_decoding",))
     return DiffusionEngine.load(config)
 
 

@@ -113,6 +113,9 @@ class ChatFamily(GenerateFamily):
     takes: kinds of media in a conversation: (kind, how many items at most).
     sees_at: frames per second of the video that the model is shown.
     speech_steps: modules whose calls are the steps of its speech, by path.
+    decoders_merged: modules of which a step of one token may run for several requests at once, by path, where that is
+        asked for; for the classes in `models`, of which it is proven.
+    heads_merged: the same for modules before and after them, which know one row per token and no more.
     plain_loading: its class has a loading of its own, which cannot tell what was missing: the library's plain one loads
         it, and `ChatAdapter.complete` does the rest.
     """
@@ -124,8 +127,10 @@ class ChatFamily(GenerateFamily):
     takes: tuple[tuple[str, int], ...] = ()
     sees_at: float | None = None
     speech_steps: tuple[str, ...] = ()
+    decoders_merged: tuple[str, ...] = ()
+    heads_merged: tuple[str, ...] = ()
     plain_loading: bool = False
-    unmerged_because: str = "each request has a cache of its own, and merging them is not proven"
+    unmerged_because: str = "a step runs for several requests at once only where `--merge-decoding` asks for it"
 
 
 def drawing(params: SamplingParams, prefix: str = "") -> dict[str, Any]:

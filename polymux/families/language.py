@@ -77,6 +77,8 @@ LANGUAGE = ChatFamily(
     adapter=LanguageAdapter(),
     processor="AutoTokenizer",
     steps=("model.forward", "transformer.forward", "gpt_neox.forward"),
+    decoders_merged=("model.forward",),
+    heads_merged=("lm_head.forward",),
     warmup=SamplingParams(seed=0, max_new_tokens=2),
 )
 

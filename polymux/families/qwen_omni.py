@@ -185,12 +185,16 @@ def _default_first(names: Sequence[str] | dict[str, Any], default: str) -> tuple
 
 _TALKER_DRAWING = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
 _TALKER = tuple(f"talker_{name}" for name in (*_TALKER_DRAWING, "max_new_tokens"))
+_STEPS = ("thinker.model.language_model.forward", "talker.model.forward")
+_HEADS = ("thinker.model.language_model.embed_tokens", "thinker.lm_head", "talker.codec_head")
 _SHARED: dict[str, Any] = {
     "tasks": ("any-to-any",),
-    "steps": ("thinker.model.language_model.forward", "talker.model.forward"),
+    "steps": _STEPS,
     "speech_steps": ("talker.model.forward",),
     "arguments": (*WRITING, "voice"),
     "takes": MEDIA,
+    "decoders_merged": _STEPS,
+    "heads_merged": tuple(f"{name}.forward" for name in _HEADS),
 }
 
 QWEN25_OMNI = ChatFamily(

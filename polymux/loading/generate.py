@@ -76,7 +76,10 @@ def check_settings(config: EngineConfig, family: GenerateFamily) -> None:
     for group in (config.memory, config.adapters, config.attention, config.caches):
         check_unchanged(group, why)
     check_unchanged(config.model, why, _OF_PIPELINES)
-    check_unchanged(config.scheduler, why, ("max_batched_tokens",))  # nothing is merged
+    check_unchanged(config.scheduler, why, ("max_batched_tokens",))
+    if not (isinstance(family, ChatFamily) and family.decoders_merged):
+        why = f"acts only on models that answer, and {family.name} does not"
+        check_unchanged(config.scheduler, why, ("merge_decoding",))
     if config.speech.vocoder is not None and family.beside is None:
         raise ConfigError(f"vocoder: a {family.name} model has its own", param="vocoder")
     if config.speech.voice_path is not None and not family.voice_files:

@@ -190,14 +190,14 @@ def drive(engine: ChatEngine) -> dict[str, Got]:
     return got
 
 
-def check(got: Got, wanted: Answer, tokenizer: Any) -> None:
+def check(got: Got, wanted: Answer, tokenizer: Any, tolerance: float = 0.0) -> None:
     assert isinstance(got.end, Finished), got.end
     ids, voice = wanted
     assert got.text == got.end.text == tokenizer.decode(ids, skip_special_tokens=True)
     assert got.end.metrics.completion_tokens == len(ids)
     assert (voice is None) == (not got.wave)
     if voice is not None:
-        assert np.array_equal(np.concatenate(got.wave, axis=1), voice.numpy())
+        assert np.allclose(np.concatenate(got.wave, axis=1), voice.numpy(), rtol=0, atol=tolerance)
         assert got.order == sorted(got.order, reverse=True) and got.end.sample_rate == 24000
 
 
@@ -232,3 +232,31 @@ def test_answers_are_those_of_transformers(name: str, tiny_checkpoint: Callable[
         engine.close()
     again = answer(asks[0])
     assert torch.equal(again[0], wanted[asks[0].name][0])
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_merged_steps_choose_the_same_tokens(name: str, tiny_checkpoint: Callable[..., Path]) -> None:
+    """With steps of different requests run as one: the same tokens, and the same voice to within rounding."""
+    if "omni" in name and not have_torchvision():
+        pytest.skip("its processor needs torchvision")
+    path = tiny_checkpoint(name)
+    load, asks, _ = CASES[name]
+    answer, tokenizer = load(path), T.AutoTokenizer.from_pretrained(path)
+    engine = ChatEngine.load(EngineConfig.from_flat(model=str(path), max_num_seqs=16, merge_decoding=True))
+    try:
+        for ask in asks:
+            for i in range(2):
+                engine.add(request_for(ask, f"{ask.name}-{i}"))
+        got = drive(engine)
+        for ask in asks:
+            wanted = answer(ask)
+            for i in range(2):
+                check(got[f"{ask.name}-{i}"], wanted, tokenizer, tolerance=1e-4)
+        stats = engine.stats
+        for path_of in engine.family.decoders_merged:
+            decoder = path_of.removesuffix(".forward")
+            assert stats.merged[decoder] > 1.2 * stats.calls[decoder]
+        assert engine.runner.unmergeable == set()
+    finally:
+        engine.close()
