@@ -18,7 +18,7 @@ def described(model: GenerateModel, config: EngineConfig) -> Capabilities:
     makes = adapter.makes(parts)
     speaks = "audio" in makes
     arguments = tuple(name for name in family.arguments if speaks or name != "voice")
-    extra = family.extra if speaks else ()
+    extra = tuple(name for name in family.extra if adapter.knows(parts, name))
     return replace(
         model.describe(config),
         arguments=("prompt", *arguments, *extra),

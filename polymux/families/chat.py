@@ -90,6 +90,10 @@ class ChatAdapter(Adapter):
         """Samples per second of the sound that it takes."""
         return None
 
+    def knows(self, parts: Parts, name: str) -> bool:
+        """Whether this further argument, one of its family's, means something to this checkpoint."""
+        return True
+
     def complete(self, model: Any, folder: str) -> None:
         """What belongs to a loaded model beside its weights. Raises what reading it raises."""
 

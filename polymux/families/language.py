@@ -34,6 +34,9 @@ class LanguageAdapter(ChatAdapter):
     def longest(self, parts: Parts, limit_s: float) -> int | None:
         return self.context(parts)
 
+    def knows(self, parts: Parts, name: str) -> bool:
+        return name in (parts.processor.chat_template or "")
+
     def ask(self, parts: Parts, question: Question) -> ChatCall:
         inputs = self._inputs(parts.processor, question)
         ids = inputs["input_ids"]
@@ -63,6 +66,7 @@ class LanguageAdapter(ChatAdapter):
                 tokenize=True,
                 return_dict=True,
                 return_tensors="pt",
+                **question.params.extra_args,
             )
         except TemplateError as error:
             raise InvalidRequestError(
@@ -77,6 +81,7 @@ LANGUAGE = ChatFamily(
     adapter=LanguageAdapter(),
     processor="AutoTokenizer",
     steps=("model.forward", "transformer.forward", "gpt_neox.forward"),
+    extra=("enable_thinking",),  # of their templates
     decoders_merged=("model.forward",),
     heads_merged=("lm_head.forward",),
     warmup=SamplingParams(seed=0, max_new_tokens=2),

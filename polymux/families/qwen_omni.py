@@ -28,6 +28,7 @@ from polymux.families.chat import (
 )
 from polymux.families.generate import Parts
 from polymux.media.film import at_rate
+from polymux.media.image import flat
 from polymux.request import Modality, SamplingParams
 
 SAMPLE_RATE = 24000
@@ -53,6 +54,9 @@ class OmniAdapter(ChatAdapter):
 
     def hears_at(self, parts: Parts) -> int | None:
         return int(parts.processor.feature_extractor.sampling_rate)
+
+    def knows(self, parts: Parts, name: str) -> bool:
+        return bool(parts.model.has_talker)  # they are all about its speech
 
     def context(self, parts: Parts) -> int | None:
         return int(parts.model.config.thinker_config.text_config.max_position_embeddings)
@@ -109,7 +113,7 @@ class OmniAdapter(ChatAdapter):
     def _inputs(self, parts: Parts, question: Question) -> Any:
         media: dict[str, Any] = {}
         if question.pictures:
-            media["images"] = [picture.convert("RGB") for picture in question.pictures]
+            media["images"] = [flat(picture).convert("RGB") for picture in question.pictures]
         if question.sounds:
             media["audio"] = [sound.samples[0] for sound in question.sounds]
         if question.films:

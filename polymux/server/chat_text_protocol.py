@@ -151,7 +151,7 @@ class TextChatRequest(Body):
     functions: Nothing | None = None
     function_call: Literal["none", "auto"] | None = None
     prediction: None = None
-    reasoning_effort: Literal["none"] | None = None
+    reasoning_effort: None = None
     metadata: NothingNamed | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None

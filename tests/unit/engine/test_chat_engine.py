@@ -15,7 +15,7 @@ import transformers as T
 from polymux.config import EngineConfig
 from polymux.engine.chat_engine import ChatEngine
 from polymux.engine.writing import Writer
-from polymux.errors import NotReadyError
+from polymux.errors import InvalidRequestError, NotReadyError
 from polymux.media.wire import to_wire
 from polymux.request import (
     Event,
@@ -173,6 +173,18 @@ def test_room(load: Load) -> None:
     assert context == engine.loaded.parts.model.config.max_position_embeddings
     assert refusal(engine, text="cat " * context, tokens=None) == ("InvalidRequestError", "prompt")
     assert refusal(engine, tokens=context) == ("InvalidRequestError", "max_new_tokens")
+
+
+def test_what_a_template_is_told(load: Load, tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    engine = load()
+    assert engine.capabilities.extra == ("enable_thinking",)
+    plain = answer(engine).metrics.prompt_tokens
+    assert answer(engine, extra_args={"enable_thinking": True}).metrics.prompt_tokens == plain
+    assert answer(engine, extra_args={"enable_thinking": False}).metrics.prompt_tokens > plain
+    folder = Path(shutil.copytree(tiny_checkpoint("qwen3-lm"), tmp_path / "model"))
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(InvalidRequestError, match="there are none"):
+        load(folder).add(request(extra_args={"enable_thinking": True}))
 
 
 def test_a_template_that_refuses(load: Load, tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
