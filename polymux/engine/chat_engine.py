@@ -159,7 +159,9 @@ class ChatEngine(SessionEngine[ChatJob, GenerateModel]):
             time.sleep(IDLE_S)
         if time.monotonic() - self._said_at > PULSE_S:
             self._said_at = time.monotonic()
-            self.events += [Progress(name, "decode", job.steps_done, 0) for name, job in self.jobs.items()]
+            # Not of those in the thread: it is not certain yet that the model takes them.
+            taken = [(name, job) for name, job in self.jobs.items() if job.call is not None]
+            self.events += [Progress(name, "decode", job.steps_done, 0) for name, job in taken]
 
     def warm_up(self) -> None:
         """Make one small answer, spoken if the model speaks. Raises what it raised."""

@@ -187,6 +187,14 @@ def test_what_a_template_is_told(load: Load, tiny_checkpoint: Callable[..., Path
         load(folder).add(request(extra_args={"enable_thinking": True}))
 
 
+def test_nothing_is_told_of_a_request_before_the_model_has_taken_it(load: Load) -> None:
+    engine = load()
+    engine._said_at -= 60  # it has been silent for long
+    engine.add(request(text="cat " * 5000))
+    (only,) = drive(engine)
+    assert isinstance(only, Failed)
+
+
 def test_a_template_that_refuses(load: Load, tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_checkpoint("qwen3-lm"), tmp_path / "model"))
     (folder / "chat_template.jinja").write_text("{{ raise_exception('no system') }}")
