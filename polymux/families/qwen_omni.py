@@ -91,6 +91,9 @@ class OmniAdapter(ChatAdapter):
         if question.speaks and question.params.stop:
             what = "the voice would not end there; leave one of them out"
             raise InvalidRequestError(f"stop: cannot be combined with audio: {what}", param="stop")
+        if question.speaks and question.params.max_new_tokens == 1:
+            what = "must be 2 at least with audio: the voice begins with the second token"
+            raise InvalidRequestError(f"max_new_tokens=1: {what}", param="max_new_tokens")
         extra = sorted(question.params.extra_args)
         if extra and not question.speaks:
             name = f"extra_args.{extra[0]}"

@@ -302,6 +302,7 @@ def test_what_only_the_model_can_refuse(load: Load) -> None:
     assert shown(engine, heard, ("audio", blip)) == ("InvalidRequestError", "audio")
     assert shown(engine, heard, extra_args=VOICE) == ("InvalidRequestError", "extra_args.talker_do_sample")
     assert shown(engine, heard, **speaks, stop=("a",)) == ("InvalidRequestError", "stop")
+    assert refusal(engine, tokens=1, modalities=("text", "audio")) == ("InvalidRequestError", "max_new_tokens")
     assert refusal(load("qwen25-omni"), **_long_sound()) == ("InvalidRequestError", "audio")
 
 
