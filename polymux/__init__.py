@@ -12,6 +12,7 @@ from polymux.request import (
     Progress,
     SamplingParams,
     SoundPiece,
+    TextPiece,
 )
 from polymux.version import VERSION as __version__
 
@@ -37,6 +38,7 @@ __all__ = [
     "Progress",
     "SamplingParams",
     "SoundPiece",
+    "TextPiece",
     "__version__",
 ]
 

@@ -12,17 +12,7 @@ import msgspec
 
 from polymux.config import EngineConfig
 from polymux.errors import ErrorInfo, PayloadTooLargeError
-from polymux.request import (
-    Capabilities,
-    Failed,
-    Finished,
-    OutputChunk,
-    Preview,
-    Progress,
-    Request,
-    SoundPiece,
-    StageStats,
-)
+from polymux.request import Capabilities, Event, Request, StageStats
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -89,7 +79,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
 
 
 ToStage = Start | Add | Abort | Taken | Sleep | WakeUp | Stop
-FromStage = Ready | Fatal | Slept | Awake | Stats | Progress | Preview | OutputChunk | SoundPiece | Finished | Failed
+FromStage = Ready | Fatal | Slept | Awake | Stats | Event
 
 LENGTH = struct.Struct("!I")
 MAX_BODY = 2**32 - 1

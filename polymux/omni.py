@@ -37,7 +37,10 @@ from polymux.request import (
     Request,
     SamplingParams,
     SoundPiece,
+    TextPiece,
 )
+
+Streamed = Progress | OutputChunk | SoundPiece | TextPiece | OmniRequestOutput  # what `AsyncOmni.stream` gives
 
 
 class AsyncOmni:
@@ -109,10 +112,11 @@ class AsyncOmni:
         sampling_params: Params | None = None,
         *,
         request_id: str | None = None,
-    ) -> AsyncGenerator[Progress | OutputChunk | SoundPiece | OmniRequestOutput]:
+    ) -> AsyncGenerator[Streamed]:
         """`generate`, for whoever uses frames up as they come: large arrays come as `OutputChunk`s, and are not in the
         output; the sound of models that speak comes as `SoundPiece`s, sentence by sentence. The stage goes on when a
-        chunk or piece is used up, that is when the next event is asked for.
+        chunk or piece is used up, that is when the next event is asked for. Text comes as `TextPiece`s as it is
+        written, and is in the output, too.
 
         The request is sent, or refused, before this returns. Iterate, or end it with `abort`.
         """
@@ -136,15 +140,13 @@ class AsyncOmni:
                     case Progress():
                         yield event
 
-    async def _outputs(
-        self, request: Request, events: AsyncGenerator[News | Finished]
-    ) -> AsyncGenerator[Progress | OutputChunk | SoundPiece | OmniRequestOutput]:
+    async def _outputs(self, request: Request, events: AsyncGenerator[News | Finished]) -> AsyncGenerator[Streamed]:
         async with contextlib.aclosing(events):
             async for event in events:
                 match event:
                     case Finished():
                         yield output_of(request, event)
-                    case Progress() | OutputChunk() | SoundPiece():
+                    case Progress() | OutputChunk() | SoundPiece() | TextPiece():
                         yield event
 
     def _request(

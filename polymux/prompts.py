@@ -15,10 +15,11 @@ from PIL import Image
 
 from polymux.errors import InvalidRequestError
 from polymux.media.wire import Array, to_wire
-from polymux.request import Media, OmniDiffusionSamplingParams, Request, SamplingParams
+from polymux.request import Media, Message, Modality, OmniDiffusionSamplingParams, Part, Request, SamplingParams
 from polymux.sampling import REFERENCE
 
-Medium = Image.Image | Array | tuple[Array, int]  # a picture; frames or sound; sound with its samples per second
+# A picture; frames or sound; sound with its samples, or frames with their number, per second.
+Medium = Image.Image | Array | tuple[Array, int] | tuple[Array, float]
 
 
 class OmniPrompt(TypedDict, total=False):
@@ -27,6 +28,8 @@ class OmniPrompt(TypedDict, total=False):
     prompt: str
     negative_prompt: str
     multi_modal_data: dict[str, Medium | Sequence[Medium]]
+    messages: Sequence[dict[str, Any]]  # a conversation, in place of a prompt: role and content; see docs/chat.md
+    modalities: Sequence[Modality]  # of the answer: text, or text and audio
 
 
 Prompt = str | OmniPrompt
@@ -46,6 +49,7 @@ class _Generator(Protocol):
 def request_of(prompt: Prompt, params: Params | None, request_id: str, partial_images: int = 0) -> Request:
     """Raises InvalidRequestError for a prompt or parameters that are not even shaped like such."""
     fields = _fields_of(prompt)
+    messages, shown = _conversation(fields)
     sampling = _plain(params) if isinstance(params, SamplingParams) else None
     if params is None or sampling is not None:
         params = OmniDiffusionSamplingParams()
@@ -62,11 +66,13 @@ def request_of(prompt: Prompt, params: Params | None, request_id: str, partial_i
         request_id=request_id,
         prompt=fields.get("prompt"),
         negative_prompt=params.negative_prompt if negative is None else negative,
-        media=_media_of(media),
+        media=_media_of({**shown, **media}),
         params=_portable(params),
         sampling=sampling,
         partial_images=partial_images,
         generator_state=None if params.generator is None else _state_of(params.generator),
+        messages=messages,
+        modalities=_modalities(fields.get("modalities") or ()),
     )
 
 
@@ -81,6 +87,47 @@ def _fields_of(prompt: Prompt) -> OmniPrompt:
             what = f"unknown key {reprlib.repr(key)} in a prompt; known are {', '.join(known)}"
             raise InvalidRequestError(what, param="prompt")
     return prompt
+
+
+def _modalities(given: Any) -> tuple[Modality, ...]:
+    if isinstance(given, (list, tuple)) and all(isinstance(one, str) for one in given):
+        return tuple(given)
+    raise InvalidRequestError(f"modalities={reprlib.repr(given)}: must be a list of strings", param="modalities")
+
+
+def _conversation(fields: OmniPrompt) -> tuple[list[Message], dict[str, Medium | Sequence[Medium]]]:
+    """The messages, and what they show, by kind, in their order."""
+    given, shown = fields.get("messages"), dict[str, list[Any]]()
+    if given is None:
+        return [], {}
+    if fields.get("multi_modal_data"):
+        why = "cannot be combined with messages, whose content holds them"
+        raise InvalidRequestError(f"multi_modal_data: {why}", param="multi_modal_data")
+    if not isinstance(given, (list, tuple)) or not given:
+        raise InvalidRequestError("messages: must be a list that is not empty", param="messages")
+    messages = [_message(f"messages.{i}", one, shown) for i, one in enumerate(given)]
+    return messages, dict(shown)
+
+
+def _message(name: str, given: Any, shown: dict[str, list[Any]]) -> Message:
+    match given:
+        case {"role": "system" | "user" | "assistant" as role, "content": str() as text, **rest} if not rest:
+            return Message(role, [Part("text", text)])
+        case {"role": "system" | "user" | "assistant" as role, "content": list() as content, **rest} if not rest:
+            return Message(role, [_part(f"{name}.content.{i}", one, shown) for i, one in enumerate(content)])
+    what = 'must be {"role": "system", "user" or "assistant", "content": a string or a list of parts}'
+    raise InvalidRequestError(f"{name}: {what}", param=name)
+
+
+def _part(name: str, given: Any, shown: dict[str, list[Any]]) -> Part:
+    match given:
+        case {"type": "text", "text": str() as text, **rest} if not rest:
+            return Part("text", text)
+        case {"type": "image" | "audio" | "video" as kind, **rest} if list(rest) == [kind]:
+            shown.setdefault(kind, []).append(rest[kind])
+            return Part(kind)
+    what = 'must be {"type": "text", "text": ...}, or a medium such as {"type": "image", "image": ...}'
+    raise InvalidRequestError(f"{name}: {what}", param=name)
 
 
 def _media_of(given: dict[str, Medium | Sequence[Medium]]) -> dict[str, list[Media]]:
@@ -105,6 +152,8 @@ def _medium(name: str, value: Any) -> Media:
                 return _picture(value)
             case Image.Image() | np.ndarray():
                 return to_wire(value)
+            case (np.ndarray() as frames, int() | float() as fps) if name == "video" and fps > 0:
+                return to_wire(frames, fps=float(fps))
             case (np.ndarray() as samples, int() as rate) if rate > 0:
                 return to_wire(samples[np.newaxis] if samples.ndim == 1 else samples, sample_rate=rate)
     except InvalidRequestError as error:

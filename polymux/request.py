@@ -84,7 +84,11 @@ class SamplingParams:
     temperature: float | None = None  # 0: no sampling
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
     repetition_penalty: float | None = None
+    frequency_penalty: float | None = None  # -2..2, of what was written before, by how often
+    presence_penalty: float | None = None  # -2..2, of what was written before, once
+    stop: tuple[str, ...] | None = None  # texts before which the answer ends
     guidance_scale: float | None = None
     extra_args: dict[str, Any] = field(default_factory=dict)  # the model's own further arguments
 
@@ -110,13 +114,28 @@ class ArrayData(msgspec.Struct, frozen=True, tag="array"):
     shape: tuple[int, ...]
     data: bytes
     sample_rate: int | None = None  # samples per second, of audio that comes with a request
+    fps: float | None = None  # frames per second, of a video that comes with a conversation
 
 
 Media = ImageData | ArrayData
 
 
+class Part(msgspec.Struct, frozen=True):
+    """A piece of a message: a text, or the next one of the request's media of this kind."""
+
+    kind: Literal["text", "image", "audio", "video"]
+    text: str = ""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    parts: list[Part]
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt with everything that is needed to answer it."""
+    """One prompt, or one conversation, with everything that is needed to answer it."""
 
     request_id: str
     prompt: str | None = None
@@ -126,6 +145,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams | None = None  # in place of params, for models that take these
     partial_images: int = 0  # previews of each output while it is made; fewer if it has fewer steps, or is quicker
     generator_state: bytes | None = None  # of params.generator, which itself does not travel
+    messages: list[Message] = []  # in place of a prompt, for models that answer
+    modalities: tuple[Modality, ...] = ()  # of the answer; empty: the model's own
 
 
 class RequestMetrics(msgspec.Struct, frozen=True):
@@ -142,7 +163,9 @@ class RequestMetrics(msgspec.Struct, frozen=True):
     total: float = 0.0
     steps: int = 0
     text_tokens: int = 0  # of a text that was spoken
+    prompt_tokens: int = 0  # of a conversation, with its media
     completion_tokens: int = 0  # of the text that was written
+    audio_tokens: int = 0  # steps of the speech that goes with it
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -212,6 +235,13 @@ class SoundPiece(msgspec.Struct, frozen=True, tag="sound_piece"):
     samples: ArrayData  # (channels, samples), with their rate
 
 
+class TextPiece(msgspec.Struct, frozen=True, tag="text_piece"):
+    """What has been written since the last one; never half a character. Finished holds the whole text."""
+
+    request_id: str
+    text: str
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """A request ended without output."""
 
@@ -219,7 +249,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: ErrorInfo
 
 
-News = Progress | Preview | OutputChunk | SoundPiece  # what comes before the end of a request
+News = Progress | Preview | OutputChunk | SoundPiece | TextPiece  # what comes before the end of a request
 Event = News | Finished | Failed
 
 
@@ -299,9 +329,13 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     lora: bool = False  # whether requests may name adapters
     frame_interpolation: bool = False  # whether there is a network for it
     samples: bool = False  # takes SamplingParams, in place of those of diffusion
+    chats: bool = False  # answers a conversation; `makes` says with what
+    makes: tuple[Modality, ...] = ()  # that an answer may consist of; text comes always
+    context: int | None = None  # tokens of a conversation and its answer together, where that is known
+    hears_at: int | None = None  # samples per second of the sound that it takes
+    sees_at: float | None = None  # frames per second of the video that it takes
     voices: tuple[str, ...] = ()  # of a model that speaks; the first one speaks unless a request names another
     languages: tuple[str, ...] = ()  # that a request may name
-    hears_at: int | None = None  # samples per second of the sound that it takes
     timestamps: bool = False  # of a model that writes down what is said: whether its segments say when
     speaker_marks: tuple[str, ...] = ()  # in a text, they say who speaks from there on
     embedding_size: int | None = None  # values of a vector that stands for a voice; None: it takes none

@@ -33,11 +33,16 @@ _RANGES: dict[str, tuple[float, float]] = {
     "speed": SPEEDS,
     "temperature": (0, 100),
     "top_p": (1e-6, 1),
+    "min_p": (0, 1),
     "repetition_penalty": (1e-3, 100),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
     "guidance_scale": (0, 100),
 }
 _SHARED = {f.name for f in dataclasses.fields(SamplingParams)}
-_SAMPLING = ("top_k", "top_p", "temperature")  # they act only where tokens are drawn
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256  # characters
+_SAMPLING = ("top_k", "top_p", "min_p", "temperature")  # they act only where tokens are drawn
 
 
 def sampling_of(request: Request, capabilities: Capabilities) -> SamplingParams:
@@ -128,6 +133,7 @@ def check_sampling(params: SamplingParams, capabilities: Capabilities, limits: L
     _check_integer("top_k", params.top_k, 1, 10**6)
     _check_integer("max_new_tokens", params.max_new_tokens, 1, capabilities.max_new_tokens or 2**31)
     _check_integer("seed", params.seed, 0, SEEDS - 1)
+    _check_stop(params.stop)
     _check_drawing(params)
     _check_extra(params.extra_args, capabilities)
 
@@ -140,10 +146,12 @@ def _names(capabilities: Capabilities) -> str:
     return ", ".join(sorted({*capabilities.arguments, *_ENGINE_FIELDS} - {*capabilities.extra, "prompt"}))
 
 
+_TOLD = ("do_sample", *_SAMPLING, "repetition_penalty", "guidance_scale", "max_new_tokens")  # to a model's `generate`
+
+
 def generation_arguments(params: SamplingParams) -> dict[str, Any]:
     """What a model's `generate` is told. To name how tokens are drawn is to ask that they are."""
-    names = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "guidance_scale", "max_new_tokens")
-    given = {name: value for name in names if (value := getattr(params, name)) is not None}
+    given = {name: value for name in _TOLD if (value := getattr(params, name)) is not None}
     if params.temperature == 0:
         del given["temperature"]
         return given | {"do_sample": False}
@@ -161,6 +169,15 @@ def _check_seconds(params: SamplingParams, limits: LimitsConfig) -> None:
         raise _refuse("seconds", params.seconds, "must be a number above 0")
     if params.seconds > limits.max_audio_seconds:
         raise _refuse("seconds", params.seconds, f"allowed are {limits.max_audio_seconds:g} (--max-audio-seconds)")
+
+
+def _check_stop(stop: Any) -> None:
+    if stop is None:
+        return
+    if not isinstance(stop, (tuple, list)) or not all(_is_text(text) and text for text in stop):
+        raise _refuse("stop", stop, "must be a list of texts, none of them empty")
+    if len(stop) > MAX_STOPS or any(len(text) > MAX_STOP_LENGTH for text in stop):
+        raise _refuse("stop", stop, f"allowed are {MAX_STOPS} texts of {MAX_STOP_LENGTH} characters")
 
 
 def _check_drawing(params: SamplingParams) -> None:

@@ -13,6 +13,7 @@ import reprlib
 from typing import Any
 
 from polymux.config import LimitsConfig
+from polymux.conversation import check_conversation
 from polymux.errors import InvalidRequestError
 from polymux.request import (
     CHANNELS,
@@ -49,10 +50,19 @@ _FINITE = ("guidance_scale", "guidance_scale_2", "true_cfg_scale")
 def validate(request: Request, capabilities: Capabilities, limits: LimitsConfig) -> None:
     """Raises InvalidRequestError with the field, its value and what is allowed."""
     _check_texts(request, limits)
+    if capabilities.chats:
+        check_conversation(request, capabilities, limits)
+        _check_media(request, capabilities)
+        check_sampling(sampling_of(request, capabilities), capabilities, limits)
+        return
     if capabilities.transcribes:
         check_sampling(sampling_of(request, capabilities), capabilities, limits)
         check_heard(request, capabilities, limits)
         return
+    for name, asked in (("messages", request.messages), ("modalities", request.modalities)):
+        if asked:
+            why = f"{capabilities.pipeline} does not answer conversations, it makes {capabilities.modality}"
+            raise InvalidRequestError(f"{name}: {why}", param=name)
     if capabilities.samples:
         if request.prompt is None or not request.prompt.strip():
             raise InvalidRequestError("prompt is empty", param="prompt")

@@ -1,4 +1,4 @@
-"""`polymux generate`: pictures, videos or sound from one prompt, into files.
+"""`polymux generate`: pictures, videos or sound from one prompt, into files; or text, which is printed.
 
 Everything that can be wrong without knowing the model is refused before the model is loaded, and what depends on its
 kind too, where that can be told; the rest when it is loaded, before it computes.
@@ -13,6 +13,7 @@ import dataclasses
 import re
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from tqdm import tqdm
 
@@ -27,15 +28,17 @@ from polymux.knobs import build
 from polymux.media.video import frames_for
 from polymux.omni import AsyncOmni
 from polymux.omni_output import OmniRequestOutput
-from polymux.prompts import OmniPrompt, request_of
-from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress, Request
+from polymux.prompts import OmniPrompt, Params, request_of
+from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress, Request, SamplingParams
+from polymux.sampling import sampling_of
 from polymux.validation import given_arguments, validate
 
-HELP = "generate pictures, videos or sound from a prompt, into files"
+HELP = "generate pictures, videos or sound from a prompt, into files, or text"
 USAGE = "polymux generate --model MODEL --prompt TEXT [flags]"
 
 QUIET = "warning"  # what went wrong is one line, and that is the last one
 _REQUEST_ID = "cli"
+_WRITING = ("max_new_tokens", "temperature")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--timesteps", type=_numbers, metavar="X,X,...", help="timesteps, one per step")
     add("--max-sequence-length", type=int, metavar="N", help="tokens of the prompt")
     _add_interpolation(asked)
+    add("--max-new-tokens", type=int, metavar="N", help="of models that write tokens (default: the model's own)")
+    add("--temperature", type=float, metavar="X", help="likewise; 0: the likeliest tokens")
     add("--extra-args", type=json_object, default={}, metavar="JSON", help="further arguments of the model's pipeline")
     add_config(parser, EngineConfig)
 
@@ -94,8 +99,9 @@ class Task:
     files: list[InputFile]
     params: OmniDiffusionSamplingParams
     target: Target
+    writing: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of SamplingParams alone
 
-    def for_model(self, can: Capabilities) -> tuple[OmniPrompt, OmniDiffusionSamplingParams]:
+    def for_model(self, can: Capabilities) -> tuple[OmniPrompt, Params]:
         """In the words of the loaded model. Raises InvalidRequestError."""
         self.target.check(can.modality, self.config.model.model)
         if can.modality == "video":
@@ -103,7 +109,8 @@ class Task:
         prompt: OmniPrompt = {"prompt": self.prompt}
         if self.files:
             prompt["multi_modal_data"] = dict(media_for(self.files, can))
-        return prompt, _params_for(self.params, can)
+        params = _params_for(self.params, can)
+        return prompt, _written(params, self.writing, can) if self.writing else params
 
     def fps(self, own: float | None) -> float | None:
         """Of the file; `own` is how many the model makes of itself."""
@@ -126,7 +133,8 @@ def run(arguments: argparse.Namespace) -> int:
         target.check(modality, config.model.model)
     if modality == "video" and params.fps is not None:
         target.check_fps(params.fps * params.frame_factor)
-    task = Task(config, arguments.prompt, _files(arguments, config.limits), params, target)
+    files = _files(arguments, config.limits)
+    task = Task(config, arguments.prompt, files, params, target, writing_params(arguments))
     output, fps = asyncio.run(_generate(task))
     for path in write(output, target, fps):
         print(path)
@@ -140,6 +148,11 @@ def sampling_params(arguments: argparse.Namespace) -> OmniDiffusionSamplingParam
     values = {name: value for name, value in vars(arguments).items() if name in names}
     width, height = arguments.size or (None, None)
     return OmniDiffusionSamplingParams(width=width, height=height, **values)
+
+
+def writing_params(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What it says to models that write tokens alone."""
+    return {name: value for name in _WRITING if (value := getattr(arguments, name)) is not None}
 
 
 def check_without_model(request: Request, config: EngineConfig) -> None:
@@ -174,12 +187,20 @@ def _params_for(params: OmniDiffusionSamplingParams, can: Capabilities) -> OmniD
     return params
 
 
+def _written(params: OmniDiffusionSamplingParams, writing: dict[str, Any], can: Capabilities) -> SamplingParams:
+    """For a model that writes tokens. Raises InvalidRequestError if it does not."""
+    if not can.samples:
+        name = next(iter(writing))
+        raise InvalidRequestError(f"{can.pipeline} does not write tokens", param=name)
+    return dataclasses.replace(sampling_of(Request(request_id=_REQUEST_ID, params=params), can), **writing)
+
+
 async def _generate(task: Task) -> tuple[OmniRequestOutput, float | None]:
     """The output, and the frames per second of its videos."""
     async with AsyncOmni.from_config(task.config) as omni:
         assert omni.capabilities is not None  # it is ready
         prompt, params = task.for_model(omni.capabilities)
-        with tqdm(desc="denoise", unit="step", file=sys.stderr) as bar:
+        with tqdm(desc="denoise", unit="step", file=sys.stderr, disable=omni.capabilities.chats) as bar:
             async with contextlib.aclosing(omni.generate(prompt, params, request_id=_REQUEST_ID)) as events:
                 async for event in events:
                     if isinstance(event, OmniRequestOutput):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from polymux.config import LimitsConfig
 from polymux.errors import InvalidRequestError
 from polymux.media import audio, image, video
@@ -52,6 +54,7 @@ class InputFile:
     path: str
     medium: Medium
     exact: bool = False
+    fps: float | None = None  # of a video
 
 
 def read(name: str, path: str, limits: LimitsConfig, *, exact: bool = False) -> InputFile:
@@ -59,7 +62,8 @@ def read(name: str, path: str, limits: LimitsConfig, *, exact: bool = False) -> 
     flag = "media" if exact else name
     kind = "picture" if name in ("image", "last_image") else "sound" if name == "audio" else ""
     try:
-        return InputFile(name, path, _decoded(Path(path), kind or _kind(path, name), limits), exact)
+        medium, fps = _decoded(Path(path), kind or _kind(path, name), limits)
+        return InputFile(name, path, medium, exact, fps)
     except OSError as error:
         raise InvalidRequestError(f"{path}: {error.strerror}", param=flag) from None
     except InvalidRequestError as error:
@@ -76,7 +80,8 @@ def _kind(path: str, name: str) -> str:
     return "video" if suffix in video.EXTENSIONS and suffix not in image.EXTENSIONS else "picture"
 
 
-def _decoded(path: Path, kind: str, limits: LimitsConfig) -> Medium:
+def _decoded(path: Path, kind: str, limits: LimitsConfig) -> tuple[Medium, float | None]:
+    """With the frames per second of a video."""
     allowed = MediaLimits(
         file_bytes=_MAX_BYTES,
         pixels=limits.max_generated_image_size,
@@ -84,18 +89,19 @@ def _decoded(path: Path, kind: str, limits: LimitsConfig) -> Medium:
         seconds=_MAX_SECONDS,
     )
     if kind == "picture":
-        return image.decode(path.read_bytes(), max_pixels=limits.max_generated_image_size)
+        return image.decode(path.read_bytes(), max_pixels=limits.max_generated_image_size), None
     if kind == "video":
-        return decode_video(path, allowed).frames
+        film = decode_video(path, allowed)
+        return film.frames, float(film.fps)
     sound = decode_audio(path, allowed)
-    return sound.samples, sound.sample_rate
+    return (sound.samples, sound.sample_rate), None
 
 
 def media_for(files: list[InputFile], capabilities: Capabilities) -> dict[str, list[Medium]]:
     """The files by the pipeline's names. Sound is resampled to the model's rate. Raises InvalidRequestError."""
     media: dict[str, list[Medium]] = {}
     for file in files:
-        media.setdefault(_argument(file, capabilities), []).append(_fitting(file.medium, capabilities.sample_rate))
+        media.setdefault(_argument(file, capabilities), []).append(_fitting(file, capabilities))
     return media
 
 
@@ -109,7 +115,10 @@ def _argument(file: InputFile, capabilities: Capabilities) -> str:
     raise InvalidRequestError(f"{capabilities.pipeline} takes no {' or '.join(names)}; {takes}", param=flag)
 
 
-def _fitting(medium: Medium, sample_rate: int | None) -> Medium:
+def _fitting(file: InputFile, capabilities: Capabilities) -> Medium:
+    medium, sample_rate = file.medium, capabilities.hears_at or capabilities.sample_rate
+    if capabilities.chats and file.fps is not None and isinstance(medium, np.ndarray):
+        return medium, file.fps
     if isinstance(medium, tuple) and sample_rate is not None and medium[1] != sample_rate:
         return resample(Sound(*medium), sample_rate), sample_rate
     return medium

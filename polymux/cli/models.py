@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from polymux.cli.compatibility import compatibility, listed
 from polymux.families import all_families, all_generate_families
 from polymux.families.base import Family, Padding
+from polymux.families.chat import ChatFamily
 from polymux.families.generate import GenerateFamily
 from polymux.families.hearing import HearingFamily
 from polymux.request import Modality
@@ -47,8 +48,18 @@ _SOUNDING = """
 
 Each sentence runs the model's own `generate`, or its forward, as a coroutine: requests are interleaved call by call,
 none merged. *Fields* are those of `SamplingParams` that it takes, beside `seed`. *Beside it* is the class of a vocoder
-or codec that is a model of its own (`--vocoder`). Other models of transformers are refused. See
-[speech.md](speech.md).
+or codec that is a model of its own (`--vocoder`). See [speech.md](speech.md).
+"""
+
+
+_ANSWERING_HEADINGS = ("family", "models of transformers", "tasks", "takes", "fields", "not merged, because")
+_ANSWERING = """
+## Answers by transformers
+
+An answer is the model's own `generate`, as a coroutine: requests are interleaved call by call, none merged. *Takes*
+names the media that a conversation may hold beside text, and how many of each; *fields* are those of `SamplingParams`
+that it takes, beside `seed`. Any other class whose name ends in `ForCausalLM` runs as `language`, without a proof.
+Other models of transformers are refused. See [chat.md](chat.md).
 """
 
 
@@ -115,7 +126,7 @@ def _markdown(families: Sequence[Family], sounding: Sequence[GenerateFamily]) ->
     yield _SOUNDING
     yield _row(_SOUNDING_HEADINGS)
     yield "|---" * len(_SOUNDING_HEADINGS) + "|"
-    for g in (g for g in sounding if not isinstance(g, HearingFamily)):
+    for g in (g for g in sounding if not isinstance(g, (HearingFamily, ChatFamily))):
         names = "<br>".join(f"`{name}`" for name in g.models)
         fields = ", ".join(f"`{name}`" for name in g.arguments)
         beside = f"`{g.beside[0]}`" if g.beside is not None else ""
@@ -127,6 +138,14 @@ def _markdown(families: Sequence[Family], sounding: Sequence[GenerateFamily]) ->
         names = "<br>".join(f"`{name}`" for name in h.models)
         fields = ", ".join(f"`{name}`" for name in h.arguments)
         yield _row((f"`{h.name}`", names, ", ".join(h.tasks), fields, h.unmerged_because))
+    yield _ANSWERING
+    yield _row(_ANSWERING_HEADINGS)
+    yield "|---" * len(_ANSWERING_HEADINGS) + "|"
+    for c in (g for g in sounding if isinstance(g, ChatFamily)):
+        names = "<br>".join(f"`{name}`" for name in c.models)
+        takes = ", ".join(f"`{kind}` ({most})" for kind, most in c.takes)
+        fields = ", ".join(f"`{name}`" for name in c.arguments)
+        yield _row((f"`{c.name}`", names, ", ".join(c.tasks), takes, fields, c.unmerged_because))
 
 
 def _row(cells: Sequence[str]) -> str:

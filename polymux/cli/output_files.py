@@ -21,13 +21,15 @@ from polymux.omni_output import OmniRequestOutput
 from polymux.request import Modality
 
 FRAMES = ".png"  # of a video: a picture for each frame
+TEXT = ".txt"
 
 ENDINGS: dict[Modality, tuple[str, ...]] = {
     "image": tuple(image.EXTENSIONS),
     "video": (*video.EXTENSIONS, FRAMES),
     "audio": tuple(audio.EXTENSIONS),
+    "text": (TEXT,),
 }
-WORDS: dict[Modality, str] = {"image": "pictures", "video": "videos", "audio": "sound"}
+WORDS: dict[Modality, str] = {"image": "pictures", "video": "videos", "audio": "sound", "text": "text"}
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,9 @@ class Target:
 def write(output: OmniRequestOutput, target: Target, fps: float | None) -> Iterator[Path]:
     """Every file, when it is written. `fps` is for videos. Raises GenerationError if that fails."""
     assert output.modality is not None
+    if output.modality == "text":
+        yield from _write_text(output, target)
+        return
     count = len(output.images) or len(output.videos) or len(output.audio)
     for i in range(count):
         path = target.for_output(output.modality, i, count)
@@ -95,6 +100,19 @@ def write(output: OmniRequestOutput, target: Target, fps: float | None) -> Itera
                 yield path
         except OSError as error:
             raise GenerationError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _write_text(output: OmniRequestOutput, target: Target) -> Iterator[Path]:
+    """Into the file, if there is one; else it is printed."""
+    (text,) = output.text
+    if target.path is None:
+        print(text)
+        return
+    try:
+        target.path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise GenerationError(f"{target.path} cannot be written: {error.strerror}") from None
+    yield target.path
 
 
 def _write_video(output: OmniRequestOutput, i: int, path: Path, fps: float | None) -> Iterator[Path]:

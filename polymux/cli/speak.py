@@ -92,7 +92,7 @@ async def _speak(config: EngineConfig, text: str, params: SamplingParams) -> Omn
     async with AsyncOmni.from_config(config) as omni:
         can = omni.capabilities
         assert can is not None  # it is ready
-        if not can.voices:
+        if not can.voices or can.chats:
             raise InvalidRequestError(f"{can.pipeline} does not speak; polymux generate makes its {can.modality}")
         with tqdm(desc="speak", unit="step", file=sys.stderr) as bar:
             async with contextlib.aclosing(omni.generate(text, params)) as events:

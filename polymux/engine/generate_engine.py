@@ -104,7 +104,7 @@ class GenerateEngine(SessionEngine[SoundJob, GenerateModel]):
 
         def run(_: Parts) -> Array:
             sound = self.family.adapter.run(model.own(), call)
-            return _sound_of(sound, model.family.adapter.sample_rate(model.parts), job.params.speed)
+            return sound_of(sound, model.family.adapter.sample_rate(model.parts), job.params.speed)
 
         session.open(model.parts, run)
         job.opened += 1
@@ -131,7 +131,7 @@ class GenerateEngine(SessionEngine[SoundJob, GenerateModel]):
             return
         rate = self.described.sample_rate or 0
         job.seconds_made += sound.shape[1] / rate
-        job.made[session.index] = _parts_of(sound, rate, self.config.process.output_chunk_bytes)
+        job.made[session.index] = parts_of(sound, rate, self.config.process.output_chunk_bytes)
 
     def _idle(self) -> None:
         """All that there is to do is to wait until clients have used up what they have."""
@@ -145,7 +145,7 @@ class GenerateEngine(SessionEngine[SoundJob, GenerateModel]):
         session.result = None
 
 
-def _sound_of(sound: Any, sample_rate: int, speed: float | None) -> Array:
+def sound_of(sound: Any, sample_rate: int, speed: float | None = None) -> Array:
     """What a model returned as (channels, samples) on the host, at the pace that was asked for."""
     samples = finite_array(sound)
     samples = samples[np.newaxis] if samples.ndim == 1 else samples
@@ -154,7 +154,7 @@ def _sound_of(sound: Any, sample_rate: int, speed: float | None) -> Array:
     return samples if speed in (None, 1.0) else stretch(samples, sample_rate, float(speed or 1.0))
 
 
-def _parts_of(sound: Array, sample_rate: int, chunk_bytes: int) -> deque[ArrayData]:
+def parts_of(sound: Array, sample_rate: int, chunk_bytes: int) -> deque[ArrayData]:
     """In messages of bounded size; at least one."""
     count = max(1, chunk_bytes // (sound.itemsize * len(sound)))
     parts = [to_wire(sound[:, i : i + count], sample_rate) for i in range(0, max(sound.shape[1], 1), count)]

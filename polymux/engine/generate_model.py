@@ -41,7 +41,7 @@ class GenerateModel:
     @classmethod
     def of(cls, family: GenerateFamily, parts: Parts, device: torch.device) -> GenerateModel:
         """Of loaded parts."""
-        modules = {name: child for name, child in parts.model.named_children() if not isinstance(child, LISTS)}
+        modules = _captured(family, parts.model)
         tenants = [Tenant("model", "decoder", parts.model)]
         if family.beside is not None:
             modules[family.beside[1]] = parts.beside
@@ -120,7 +120,14 @@ def replica(module: torch.nn.Module, depth: int) -> torch.nn.Module:
     return own
 
 
+def _captured(family: GenerateFamily, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """The modules whose calls are captured, by name. A checkpoint may lack some of those that its family names."""
+    if family.components:
+        return {path: module for path, module in model.named_modules() if path in family.components}
+    return {name: child for name, child in model.named_children() if not isinstance(child, LISTS)}
+
+
 def _role(family: GenerateFamily, name: str) -> Role:
     if name in family.decoders:
         return "decoder"
-    return "denoiser" if any(path.partition(".")[0] == name for path in family.steps) else "encoder"
+    return "denoiser" if any(path.rpartition(".")[0] == name for path in family.steps) else "encoder"

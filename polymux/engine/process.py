@@ -23,6 +23,7 @@ from polymux.engine.base import StageEngine
 from polymux.engine.channel import Channel, vanish
 from polymux.engine.followers import Followers, GiveUp
 from polymux.errors import PayloadTooLargeError, PolymuxError, info_of
+from polymux.knobs import check_unchanged
 from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Start, Stats, Stop, Taken, ToStage, WakeUp
 from polymux.request import Event, Failed, Finished, Request, StageStats
 
@@ -158,10 +159,12 @@ def _engine_for(config: EngineConfig) -> StageEngine:
     from diffusers.utils import logging as diffusers_logging  # torch: only here, in the process that computes
     from transformers.utils import logging as transformers_logging
 
+    from polymux.engine.chat_engine import ChatEngine
     from polymux.engine.diffusion_engine import DiffusionEngine
     from polymux.engine.generate_engine import GenerateEngine
     from polymux.engine.hearing_engine import HearingEngine
     from polymux.families import generate_family_of
+    from polymux.families.chat import ChatFamily
     from polymux.families.hearing import HearingFamily
     from polymux.loading import model_class_in, resolve
 
@@ -169,9 +172,13 @@ def _engine_for(config: EngineConfig) -> StageEngine:
         logging_of.set_verbosity_error()  # the libraries repeat their warnings at every request
     name = model_class_in(resolve(config.model))
     if name is not None:
-        engine = HearingEngine if isinstance(generate_family_of(name), HearingFamily) else GenerateEngine
+        family = generate_family_of(name)
+        if isinstance(family, ChatFamily):
+            return ChatEngine.load(config)
+        engine = HearingEngine if isinstance(family, HearingFamily) else GenerateEngine
         return engine.load(config)
     config.speech.check_unused()
+    check_unchanged(config.scheduler, "acts only on models that answer", ("merge_decoding",))
     return DiffusionEngine.load(config)
 
 

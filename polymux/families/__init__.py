@@ -17,6 +17,7 @@ from polymux.families import (
     hunyuan,
     kandinsky,
     krea,
+    language,
     longcat,
     ltx,
     lumina,
@@ -29,6 +30,7 @@ from polymux.families import (
     pixart,
     qwen_image,
     qwen_image_21,
+    qwen_omni,
     sana,
     speecht5,
     stable_diffusion,
@@ -39,6 +41,7 @@ from polymux.families import (
     z_image,
 )
 from polymux.families.base import UNKNOWN, Family
+from polymux.families.chat import ChatFamily
 from polymux.families.features import FEATURES, features_by_pipeline
 from polymux.families.generate import GenerateFamily
 from polymux.families.hearing import HearingFamily
@@ -84,10 +87,13 @@ _SOUNDING = (
     speecht5,
     vits,
 )
+_ANSWERING = (language, qwen_omni)
+_CHAT_FAMILIES: tuple[ChatFamily, ...] = tuple(family for module in _ANSWERING for family in module.FAMILIES)
 _HEARING_FAMILIES: tuple[HearingFamily, ...] = whisper.FAMILIES
 _GENERATE_FAMILIES: tuple[GenerateFamily, ...] = (
     *(family for module in _SOUNDING for family in module.FAMILIES),
     *_HEARING_FAMILIES,
+    *_CHAT_FAMILIES,
 )
 _SHARDED = (
     auraflow,
@@ -134,8 +140,9 @@ def all_generate_families() -> tuple[GenerateFamily, ...]:
 
 
 def generate_family_of(model: str) -> GenerateFamily | None:
-    """The family of a model class of transformers; None if none declares it."""
-    return _BY_MODEL.get(model)
+    """The family of a model class of transformers; None if none declares it. Causal language models are one family,
+    named or not."""
+    return _BY_MODEL.get(model, language.LANGUAGE if model.endswith(language.ANY) else None)
 
 
 def all_shardings() -> tuple[Sharding, ...]:

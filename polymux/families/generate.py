@@ -122,6 +122,8 @@ class GenerateFamily:
     beside: the part that makes the sound, where it is a model of its own: (class, folder of the checkpoint).
     voice_files: its voices are arrays in files.
     precise: it is small, and its sound is rough in 16 bits: what is left to us runs in 32.
+    components: modules whose calls are captured, by path; none: the children of the model. What lies above them runs in
+        the session, on a copy of its own, so that what it keeps of a request reaches no other.
     steps: modules whose calls are its steps, by path.
     decoders: parts that make sound of codes or spectra.
     arguments: the fields of SamplingParams that it honours, beside seed.
@@ -143,6 +145,7 @@ class GenerateFamily:
     beside: tuple[str, str] | None = None
     voice_files: bool = False
     precise: bool = False
+    components: tuple[str, ...] = ()
     steps: tuple[str, ...] = ()
     decoders: tuple[str, ...] = ()
     arguments: tuple[str, ...] = SPEECH

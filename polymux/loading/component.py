@@ -6,14 +6,16 @@ numbers. Which components a pipeline has, and where their folders are, is not kn
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from polymux.errors import CheckpointError
 from polymux.loading.index import read_json
@@ -37,6 +39,16 @@ class Part:
     name: str
     cls: type[Any]
     folder: Path
+    plain: bool = False  # a loading that its class has of its own is not used
+
+    @property
+    def load(self) -> Callable[..., Any]:
+        """The library's function that makes it."""
+        if self.plain:
+            function: Callable[..., Any] = transformers.PreTrainedModel.from_pretrained.__func__
+            return functools.partial(function, self.cls)
+        made: Callable[..., Any] = self.cls.from_pretrained
+        return made
 
     @property
     def has_weights(self) -> bool:
@@ -102,7 +114,7 @@ def load_model(
         if device.type != "cpu":
             arguments["device_map"] = {"": device}
     with reading(f"{weights.main}: {part.name} ({part.cls.__name__})"):
-        model, report = part.cls.from_pretrained(str(part.folder), **arguments)
+        model, report = part.load(str(part.folder), **arguments)
     check_report(part, weights, report)
     return place(part.name, model, device)
 

@@ -16,6 +16,7 @@ import transformers
 
 from polymux.config import EngineConfig
 from polymux.errors import CheckpointError, ConfigError
+from polymux.families.chat import ChatFamily
 from polymux.families.generate import GenerateFamily, Parts
 from polymux.knobs import check_unchanged
 from polymux.loading.component import Part, load_model, load_plain
@@ -50,7 +51,11 @@ def load_parts(config: EngineConfig, device: torch.device) -> tuple[GenerateFami
     check_settings(config, family)
     dtype = auto_dtype("fp32" if family.precise and config.model.dtype == "auto" else config.model.dtype, device)
     with quiet():
-        model = _model("model", name, folder, device, dtype, options.flags)
+        part = Part("model", _class(name), folder, plain=isinstance(family, ChatFamily) and family.plain_loading)
+        model = load_model(part, part.weights(options.flags), device, dtype, options.flags)
+        if isinstance(family, ChatFamily):
+            with reading(f"{folder}: {name}"):
+                family.adapter.complete(model, str(folder))
         beside = _beside(config, family, folder, device, dtype, options.flags)
         parts = Parts(
             model=model,
@@ -68,10 +73,20 @@ def load_parts(config: EngineConfig, device: torch.device) -> tuple[GenerateFami
 def check_settings(config: EngineConfig, family: GenerateFamily) -> None:
     """Raises ConfigError for settings that cannot act on a model of this family."""
     why = f"acts only on pipelines of diffusers, and {family.name} is a model of transformers"
-    for group in (config.memory, config.adapters, config.attention, config.quantization, config.caches):
+    for group in (
+        config.memory,
+        config.adapters,
+        config.attention,
+        config.quantization,
+        config.caches,
+        config.parallel,
+    ):
         check_unchanged(group, why)
     check_unchanged(config.model, why, _OF_PIPELINES)
-    check_unchanged(config.scheduler, why, ("max_batched_tokens",))  # nothing is merged
+    check_unchanged(config.scheduler, why, ("max_batched_tokens",))
+    if not (isinstance(family, ChatFamily) and family.decoders_merged):
+        why = f"acts only on models that answer, and {family.name} does not"
+        check_unchanged(config.scheduler, why, ("merge_decoding",))
     if config.speech.vocoder is not None and family.beside is None:
         raise ConfigError(f"vocoder: a {family.name} model has its own", param="vocoder")
     if config.speech.voice_path is not None and not family.voice_files:
@@ -84,13 +99,6 @@ def _class(name: str) -> type:
         version = transformers.__version__
         raise CheckpointError(f"the class {name} does not exist in the installed transformers {version}")
     return found
-
-
-def _model(
-    name: str, class_name: str, folder: Path, device: torch.device, dtype: torch.dtype, flags: LoadFlags
-) -> torch.nn.Module:
-    part = Part(name, _class(class_name), folder)
-    return load_model(part, part.weights(flags), device, dtype, flags)
 
 
 def _beside(
@@ -114,7 +122,8 @@ def _beside(
     found = model_class_in(place)
     if found not in (None, class_name):
         raise CheckpointError(f"{place / CONFIG}: it is a {found}, and a {class_name} is needed")
-    return _model(inside, class_name, place, device, dtype, flags)
+    part = Part(inside, _class(class_name), place)
+    return load_model(part, part.weights(flags), device, dtype, flags)
 
 
 def _processor(family: GenerateFamily, folder: Path, beside: object) -> object:

@@ -17,7 +17,7 @@ from polymux.request import CHANNELS, ITEM_BYTES, ArrayData, ImageData, Media
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def to_wire(value: Image.Image | Array, sample_rate: int | None = None) -> Media:
+def to_wire(value: Image.Image | Array, sample_rate: int | None = None, fps: float | None = None) -> Media:
     """A picture or an array as plain bytes. Raises InvalidRequestError for what has no meaning on the other side."""
     if isinstance(value, Image.Image):
         picture = to_mode(value)
@@ -25,7 +25,7 @@ def to_wire(value: Image.Image | Array, sample_rate: int | None = None) -> Media
     if value.dtype.name not in ITEM_BYTES:
         raise InvalidRequestError(f"an array of {value.dtype.name}: allowed are {', '.join(ITEM_BYTES)}")
     native = np.asarray(value, dtype=value.dtype.newbyteorder("="), order="C")
-    return ArrayData(native.dtype.name, native.shape, native.tobytes(), sample_rate)
+    return ArrayData(native.dtype.name, native.shape, native.tobytes(), sample_rate, fps)
 
 
 def from_wire(media: Media) -> Image.Image | Array:

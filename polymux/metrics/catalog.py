@@ -125,7 +125,7 @@ LABELS = {  # what a label says, and which values it takes
     "request's time was over (504); `refused`: the request is wrong (4xx), there is no room (429) or the model is not "
     "ready (503)",
     "phase": "`encode`, `denoise`, `decode`",
-    "modality": "`image`, `video`, `audio`",
+    "modality": "`image`, `video`, `audio`, `text`",
     "component": "a component of the pipeline, such as `text_encoder`, `transformer`, `vae`",
     "cache": "`runtime_cache`: final weights on disk, looked for once per denoiser when the model is loaded; "
     "`prompt_cache`: results of encoders, looked for at every call of one; `first_block`: calls of a denoiser, and "

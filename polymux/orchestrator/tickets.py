@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from polymux.errors import PolymuxError, RequestAbortedError, from_info
 from polymux.metrics import Metrics, Outcome, catalog
-from polymux.request import Event, Failed, Finished, News, OutputChunk, Preview, Progress, SoundPiece
+from polymux.request import Event, Failed, Finished, News, OutputChunk, Progress, SoundPiece
 
 RECENT = 32  # requests
 
@@ -111,7 +111,7 @@ class Tickets:
         ticket = self._tickets.get(event.request_id)
         if ticket is None:
             return
-        if isinstance(event, (Progress, Preview, OutputChunk, SoundPiece)):
+        if isinstance(event, News):
             if not ticket.started and not (isinstance(event, Progress) and event.phase == "queued"):
                 ticket.started_at = time.monotonic()
             if not ticket.ended:

@@ -1,7 +1,7 @@
-"""POST /v1/chat/completions, for models that make pictures.
+"""POST /v1/chat/completions. The route, and the half of it that is for models that make pictures.
 
-The route alone: what a conversation asks for stands in `chat_request`, how the answer looks in `chat_answer`. Whether
-the model can do what is asked is checked behind them.
+What a conversation asks for stands in `chat_request`, how the answer looks in `chat_answer`. Whether the model can do
+what is asked is checked behind them. The half for models that answer with text is `chat_text`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from polymux.server.body import parse
 from polymux.server.chat_answer import ChatAnswer
 from polymux.server.chat_protocol import ChatCompletion, ChatRequest, StreamOptions
 from polymux.server.chat_request import FIELD, SYSTEM_ARGUMENT, Asked, asked, check_modalities
+from polymux.server.chat_text import answer_with_text
+from polymux.server.chat_text_protocol import TextChatRequest, TextCompletion
 from polymux.server.errors import responses
 from polymux.server.generation import connected, events, generate
 from polymux.server.image_answer import Encoding
@@ -36,7 +38,8 @@ from polymux.server.schemas import schema_of
 from polymux.server.sse import STREAMED, stream
 from polymux.server.state import ServerState
 
-_SCHEMA = {"content": {"application/json": {"schema": schema_of(ChatRequest)}}, "required": True}
+_BODIES = {"anyOf": [schema_of(TextChatRequest), schema_of(ChatRequest)]}
+_SCHEMA = {"content": {"application/json": {"schema": _BODIES}}, "required": True}
 
 
 def routes(state: ServerState) -> APIRouter:
@@ -44,12 +47,15 @@ def routes(state: ServerState) -> APIRouter:
 
     @router.post(
         "/v1/chat/completions",
-        response_model=ChatCompletion,
+        response_model=TextCompletion | ChatCompletion,
         responses=responses(400, 404, 413, 429, 500, 503) | STREAMED,
         openapi_extra={"requestBody": _SCHEMA},
     )
     async def create_chat_completion(request: Request) -> Response:
-        """A picture as the answer in a conversation. Leaving early cancels."""
+        """The next message of a conversation: text, and speech where it is asked for; or pictures, of models that make
+        those. Leaving early cancels."""
+        if (await _capabilities(state)).chats:
+            return await answer_with_text(state, request)
         with refusals_counted(state):
             job, streaming = await _job(state, request)
         answer = ChatAnswer(state.model_names[0], job.encoding)
@@ -64,6 +70,12 @@ def routes(state: ServerState) -> APIRouter:
         return Response(content, media_type="application/json")
 
     return router
+
+
+async def _capabilities(state: ServerState) -> Capabilities:
+    """What the model can do. Raises NotReadyError only if that is not known yet."""
+    with refusals_counted(state):
+        return state.omni.capabilities or await state.model()
 
 
 async def _job(state: ServerState, request: Request) -> tuple[ImageJob, StreamOptions | None]:

@@ -18,11 +18,11 @@ Nothing = Annotated[tuple[Any, ...], Field(max_length=0)]
 NothingNamed = Annotated[dict[str, Any], Field(max_length=0)]
 
 
-def _tag(name: str) -> Tag:
+def tag(name: str) -> Tag:
     return Tag(UNION_TAG + name)
 
 
-def _by(key: str, names: str, error: str) -> Discriminator:
+def by(key: str, names: str, error: str) -> Discriminator:
     """Chooses a union's member by the value of `key`."""
     known = names.split()
 
@@ -39,7 +39,7 @@ def _text_or_parts(value: Any) -> str | None:
     return UNION_TAG + "parts" if isinstance(value, (list, tuple)) else None
 
 
-_CONTENT = Discriminator(
+CONTENT = Discriminator(
     _text_or_parts, custom_error_type="value", custom_error_message="must be a string or a list of parts"
 )
 
@@ -60,15 +60,15 @@ class ImagePart(Body):
 
 
 Part = Annotated[
-    Annotated[TextPart, _tag("text")] | Annotated[ImagePart, _tag("image_url")],
-    _by("type", "text image_url", 'must be a part of type "text" or "image_url"'),
+    Annotated[TextPart, tag("text")] | Annotated[ImagePart, tag("image_url")],
+    by("type", "text image_url", 'must be a part of type "text" or "image_url"'),
 ]
 Content = Annotated[
-    Annotated[str, _tag("text")] | Annotated[Annotated[tuple[Part, ...], Field(min_length=1)], _tag("parts")], _CONTENT
+    Annotated[str, tag("text")] | Annotated[Annotated[tuple[Part, ...], Field(min_length=1)], tag("parts")], CONTENT
 ]
 Text = Annotated[
-    Annotated[str, _tag("text")] | Annotated[Annotated[tuple[TextPart, ...], Field(min_length=1)], _tag("parts")],
-    _CONTENT,
+    Annotated[str, tag("text")] | Annotated[Annotated[tuple[TextPart, ...], Field(min_length=1)], tag("parts")],
+    CONTENT,
 ]
 
 
@@ -95,11 +95,11 @@ class AssistantMessage(BaseModel):
 
 
 Message = Annotated[
-    Annotated[UserMessage, _tag("user")]
-    | Annotated[SystemMessage, _tag("system")]
-    | Annotated[SystemMessage, _tag("developer")]
-    | Annotated[AssistantMessage, _tag("assistant")],
-    _by("role", "user system developer assistant", 'must be an object with the role "user", "assistant" or "system"'),
+    Annotated[UserMessage, tag("user")]
+    | Annotated[SystemMessage, tag("system")]
+    | Annotated[SystemMessage, tag("developer")]
+    | Annotated[AssistantMessage, tag("assistant")],
+    by("role", "user system developer assistant", 'must be an object with the role "user", "assistant" or "system"'),
 ]
 
 

@@ -48,6 +48,9 @@ class ModelAbilities(BaseModel):
     family: str | None = Field(description="null: a pipeline without a declaration of its own")
     pipeline: str
     modality: str
+    makes: list[str] = Field(description="what an answer may consist of")
+    chats: bool = Field(description="answers conversations with text")
+    context: int | None = Field(description="tokens of a conversation and its answer together; null: not known")
     fields: list[str] = Field(description="optional fields that it takes")
     extra_args: list[str] = Field(description="names that extra_args may hold")
     refused: dict[str, str] = Field(description="fields that would have no effect, and why")
@@ -132,6 +135,9 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         family=can.family,
         pipeline=can.pipeline,
         modality=can.modality,
+        makes=list(can.makes or (can.modality,)),
+        chats=can.chats,
+        context=can.context,
         fields=sorted(name for name in takes if name in fields),
         extra_args=sorted(name for name in takes if name not in fields and is_extra(name)),
         refused=can.refused,

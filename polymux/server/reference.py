@@ -73,8 +73,13 @@ def _operation(operation: Schema) -> Iterator[str]:
         yield ""
     for media_type, content in operation.get("requestBody", {}).get("content", {}).items():
         needed = "" if operation["requestBody"].get("required") else ", not required"
-        yield f"Request, `{media_type}`{needed}:\n"
-        yield from _fields(content["schema"], request=True, top=True)
+        bodies = content["schema"].get("anyOf", [content["schema"]])
+        for body in bodies:
+            which = f", {body['title']}" if len(bodies) > 1 else ""
+            yield f"Request, `{media_type}`{which}{needed}:\n"
+            if which:
+                yield f"{body['description']}\n"
+            yield from _fields(body, request=True, top=True)
     yield "| status | answer |\n|---|---|"
     plain = []
     for status, answer in operation["responses"].items():

@@ -21,7 +21,7 @@ from polymux.errors import GenerationError, InvalidRequestError
 from polymux.media.audio import MEDIA_TYPES, AudioFormat
 from polymux.media.sound_stream import SoundStream
 from polymux.omni_output import OmniRequestOutput, samples_of
-from polymux.request import Capabilities, OutputChunk, Progress, SamplingParams, SoundPiece
+from polymux.request import Capabilities, SamplingParams, SoundPiece
 from polymux.server.audio import FILE, sound_answer
 from polymux.server.body import parse
 from polymux.server.byte_stream import ByteStream
@@ -38,7 +38,6 @@ _SCHEMA = {"content": {"application/json": {"schema": SpeechRequest.model_json_s
 _FILE_OR_EVENTS = FILE | {"content": FILE["content"] | STREAMED[200]["content"]}
 _DEFAULT: AudioFormat = "mp3"  # OpenAI's
 
-Heard = Progress | OutputChunk | SoundPiece | OmniRequestOutput
 Piece = tuple[bytes, OmniRequestOutput | None]  # the next bytes of the file; the last ones come with the output
 
 
@@ -56,7 +55,7 @@ def routes(state: ServerState) -> APIRouter:
         with refusals_counted(state):
             body = await parse(request, SpeechRequest)
             state.note(request, body.model, body.user)
-            can = await speaking_model(state)
+            can = await reading_model(state)
             how = _streaming(body)
             params = await within(request, speech_params(state, body, can))
         with in_our_words():
@@ -93,7 +92,7 @@ def _streaming(body: SpeechRequest) -> str | None:
     return body.stream_format or ("audio" if body.stream else None)
 
 
-async def pieces_of(source: AsyncGenerator[Heard], format: AudioFormat) -> AsyncGenerator[Piece]:
+async def pieces_of(source: AsyncGenerator[Streamed], format: AudioFormat) -> AsyncGenerator[Piece]:
     """The bytes of the file as it grows, of what `Generator.stream` gives; closes it. Raises PolymuxError."""
     file: SoundStream | None = None
     async with contextlib.aclosing(source) as events:
@@ -144,6 +143,15 @@ def in_our_words() -> Iterator[None]:
             raise
         message = error.message.replace("prompt", "input", 1)
         raise type(error)(message, param="input") from None
+
+
+async def reading_model(state: ServerState) -> Capabilities:
+    """What the model can do. Raises NotReadyError, and InvalidRequestError if it does not speak what it is told to."""
+    can = await speaking_model(state)
+    if can.chats:
+        where = "POST /v1/chat/completions has it answer"
+        raise InvalidRequestError(f"the model says what it likes, not what it is told; {where}", param="model")
+    return can
 
 
 async def speaking_model(state: ServerState) -> Capabilities:

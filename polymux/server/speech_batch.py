@@ -26,7 +26,7 @@ from polymux.server.image_request import refusals_counted
 from polymux.server.protocol import ErrorDetail
 from polymux.server.recording import speech_params
 from polymux.server.schemas import schema_of
-from polymux.server.speech import in_our_words, speaking_model, usage_of
+from polymux.server.speech import in_our_words, reading_model, usage_of
 from polymux.server.speech_protocol import SpeechFields, SpeechUsage
 from polymux.server.state import ServerState
 
@@ -84,7 +84,7 @@ def routes(state: ServerState) -> APIRouter:
         with refusals_counted(state):
             body = await parse(request, SpeechBatchRequest)
             state.note(request, body.model, body.user)
-            can = await speaking_model(state)
+            can = await reading_model(state)
         results = await connected(request, _all(state, request, body, can))
         succeeded = sum(result.status == "success" for result in results)
         return SpeechBatchAnswer(

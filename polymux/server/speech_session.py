@@ -25,7 +25,7 @@ from polymux.server.log import note
 from polymux.server.protocol import Body
 from polymux.server.recording import speech_params
 from polymux.server.socket_session import SessionOver, SocketSession
-from polymux.server.speech import in_our_words, pieces_of, speaking_model
+from polymux.server.speech import in_our_words, pieces_of, reading_model
 from polymux.server.speech_session_protocol import (
     MESSAGES,
     AudioDone,
@@ -128,7 +128,7 @@ class SpeechSession(SocketSession):
             self.socket.state.user = message.user
         note(self.socket, message)
         self._state.check_model(message.model)
-        can = await speaking_model(self._state)
+        can = await reading_model(self._state)
         params = await speech_params(self._state, message, can)
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
         self._settings = _Settings(replace(params, seed=seed), seed, message.response_format or _FORMAT, can)

@@ -16,13 +16,15 @@ from polymux.config import EngineConfig, data_dir
 from polymux.errors import InvalidRequestError, ModelNotFoundError
 from polymux.media.source import MediaLoader
 from polymux.metrics import Metrics
+from polymux.omni import Streamed
 from polymux.omni_output import OmniPreview, OmniRequestOutput
 from polymux.orchestrator.orchestrator import Status
 from polymux.prompts import Params, Prompt
-from polymux.request import Capabilities, Modality, OutputChunk, Progress, SoundPiece
+from polymux.request import Capabilities, Modality, Progress
 from polymux.server.adapter_files import AdapterFiles
 from polymux.server.http_metrics import HttpMetrics
 from polymux.server.image_store import ImageStore
+from polymux.server.transcripts import Transcripts
 from polymux.server.video_jobs import VideoJobs
 from polymux.server.voice_store import Voices
 from polymux.server_config import ServerConfig
@@ -71,7 +73,7 @@ class Generator(Protocol):
 
     def stream(
         self, prompt: Prompt, sampling_params: Params, *, request_id: str | None = None
-    ) -> AsyncGenerator[Progress | OutputChunk | SoundPiece | OmniRequestOutput]:
+    ) -> AsyncGenerator[Streamed]:
         """`generate` with large arrays in parts. Sent, or refused, before this returns. Raises PolymuxError."""
         ...
 
@@ -92,6 +94,7 @@ class ServerState:
         self.image_files = ImageStore(config.files)
         self.videos = VideoJobs(omni, config.video, data_dir(config, config.video.video_dir, "videos"))
         self.voices = Voices(config.voices, data_dir(config, config.voices.voice_store, "voices"))
+        self.transcripts = Transcripts()
         self.http_metrics = HttpMetrics()
         self.created = int(time.time())
 

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from polymux.errors import GenerationError, PolymuxError, StorageError, StorageFullError, VideoNotFoundError
+from polymux.omni import Streamed
 from polymux.omni_output import OmniRequestOutput
 from polymux.prompts import Prompt
-from polymux.request import Capabilities, OmniDiffusionSamplingParams, OutputChunk, Progress, SoundPiece
+from polymux.request import Capabilities, OmniDiffusionSamplingParams, OutputChunk, Progress
 from polymux.server.errors import error_body
 from polymux.server.video_file import VideoFile, Written
 from polymux.server.video_store import JobError, Order, VideoRecord, VideoStore, expiry
@@ -38,7 +39,7 @@ CLOSE_S = 10.0  # for the encoding of outputs that are complete
 _STARTED, _DENOISED, _DECODED, _WRITTEN = 1, 85, 90, 99
 
 T = TypeVar("T")
-Events = AsyncGenerator[Progress | OutputChunk | SoundPiece | OmniRequestOutput]
+Events = AsyncGenerator[Streamed]
 Step = Callable[[int], Awaitable[None]]
 
 

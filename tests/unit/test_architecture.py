@@ -36,6 +36,7 @@ LAYERS = (
     ("media", "families"),
     (
         "validation",
+        "conversation",
         "sampling",
         "messages",
         "metrics",
@@ -65,6 +66,7 @@ LONGER: dict[str, str] = {}  # module or function: why it may be longer
 MODELS_MAY_BE_NAMED_IN = ("families", "testing")
 # Words in families' names that mean something without a model.
 GENERIC = {"audio", "edit", "fill", "image", "img", "inpaint", "layered", "moe", "stable", "step", "video"}
+GENERIC |= {"language", "omni"}
 SHORTEST_NAME = 3  # letters
 
 

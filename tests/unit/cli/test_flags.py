@@ -158,11 +158,24 @@ def test_every_generation_flag_reaches_the_sampling_params(flag: str) -> None:
     generate.check_without_model(request_of("p", params, "id"), config)
 
 
+WRITING_FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "--max-new-tokens": (["7"], {"max_new_tokens": 7}),
+    "--temperature": (["0.5"], {"temperature": 0.5}),
+}
+
+
+@pytest.mark.parametrize("flag", WRITING_FLAGS)
+def test_every_flag_for_models_that_write_reaches_their_params(flag: str) -> None:
+    words, expected = WRITING_FLAGS[flag]
+    assert generate.writing_params(parser_of(generate).parse(["--prompt", "p"])) == {}
+    assert generate.writing_params(parser_of(generate).parse(["--prompt", "p", flag, *words])) == expected
+
+
 def test_no_generation_flag_is_untested() -> None:
     action = next(g for g in parser_of(generate)._action_groups if g.title == "Generation")
     flags = {flag for a in action._group_actions for flag in a.option_strings if flag.startswith("--")}
     media = {"--media", *("--" + name.replace("_", "-") for name in FLAGS)}
-    assert flags - {"--prompt", "--output", *media} == set(GENERATION_FLAGS)
+    assert flags - {"--prompt", "--output", *media} == {*GENERATION_FLAGS, *WRITING_FLAGS}
 
 
 def test_help_is_grouped_by_the_configs_docstrings() -> None:

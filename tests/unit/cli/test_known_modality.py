@@ -33,7 +33,7 @@ def test_of_other_models(tmp_path: Path) -> None:
     ("text", "made"),
     [
         ('{"architectures": ["VitsModel"]}', "audio"),
-        ('{"architectures": ["LlamaForCausalLM"]}', None),
+        ('{"architectures": ["LlamaForCausalLM"]}', "text"),
         ('{"architectures": []}', None),
         ('{"architectures": 3}', None),
         ("no JSON", None),

@@ -35,6 +35,7 @@ from polymux.server import (
 )
 from polymux.server.audio import AudioGenerationRequest
 from polymux.server.chat_protocol import ChatRequest
+from polymux.server.chat_text_protocol import TextChatRequest
 from polymux.server.protocol import (
     EncodingFields,
     ImageEditFields,
@@ -88,7 +89,16 @@ def test_fields_of_speech() -> None:
     tables = text.split("\n## What a request may say\n")[1].split("\n## POST /v1/audio/speech/batch\n")[0]
     rows = [line.split("|")[1] for line in tables.splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
-    assert named - {"speaker"} == {*SpeechRequest.model_fields, *SAMPLING_FIELDS, "seed", "extra_args"} - {"user"}
+    writing = {"min_p", "frequency_penalty", "presence_penalty", "stop"}  # of models that answer
+    speaking = {*SpeechRequest.model_fields, *SAMPLING_FIELDS, "seed", "extra_args"} - {"user"} - writing
+    assert named - {"speaker"} == speaking
+
+
+def test_fields_of_answers() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "chat.md").read_text()
+    table = text.split("\n## POST /v1/chat/completions\n")[1].split("\n### Messages\n")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in re.findall(r"`([^`]+)`", row)} == set(TextChatRequest.model_fields)
 
 
 def test_videos() -> None:

@@ -1,0 +1,35 @@
+"""What a loaded model that answers takes and makes."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from polymux.config import EngineConfig
+from polymux.engine.generate_model import GenerateModel
+from polymux.families.chat import ChatFamily
+from polymux.request import Capabilities
+
+
+def described(model: GenerateModel, config: EngineConfig) -> Capabilities:
+    """For a model of a `ChatFamily`."""
+    family, parts = model.family, model.parts
+    assert isinstance(family, ChatFamily)
+    adapter = family.adapter
+    makes = adapter.makes(parts)
+    speaks = "audio" in makes
+    arguments = tuple(name for name in family.arguments if speaks or name != "voice")
+    extra = tuple(name for name in family.extra if adapter.knows(parts, name))
+    return replace(
+        model.describe(config),
+        arguments=("prompt", *arguments, *extra),
+        extra=extra,
+        voices=adapter.voices(parts),
+        media=dict(family.takes),
+        refused={"partial_images": "there are none of text"},
+        sample_rate=adapter.sample_rate(parts) if speaks else None,
+        chats=True,
+        makes=makes,
+        context=adapter.context(parts),
+        hears_at=adapter.hears_at(parts) if any(kind == "audio" for kind, _ in family.takes) else None,
+        sees_at=family.sees_at,
+    )

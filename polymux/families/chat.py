@@ -1,0 +1,194 @@
+"""What a family of models of transformers declares that answer a conversation, with text and maybe with speech.
+
+As for those that only make sound (`families.generate`), most of it is data. An adapter is what is left: how a
+conversation becomes the arguments of the model's own `generate`, and what of the result is the sound. Text needs no
+adapter: whoever runs the model watches the tokens as they are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from polymux.errors import InvalidRequestError
+from polymux.families.generate import Adapter, GenerateFamily, Parts
+from polymux.media.audio import Sound
+from polymux.media.wire import Array
+from polymux.request import Message, Modality, SamplingParams
+from polymux.sampling import generation_arguments
+
+_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+WRITING = ("do_sample", "temperature", "top_k", "top_p", "min_p", *_PENALTIES, "stop", "max_new_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Film:
+    """Frames (frames, height, width, 3) of uint8; `fps` is None if nobody said."""
+
+    frames: Array
+    fps: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A conversation, and how to answer it. The media of each kind are in the order of their parts."""
+
+    messages: Sequence[Message]
+    params: SamplingParams
+    bare: bool = False  # it was a prompt, and not a conversation
+    pictures: Sequence[Any] = ()  # PIL
+    sounds: Sequence[Sound] = ()  # of one channel, at the model's rate
+    films: Sequence[Film] = ()
+    speaks: bool = False
+    voice: str | None = None  # None: it does not speak
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatCall:
+    """What a model is called with. `steps`: the most tokens of text that it writes; `ends`: those that end it."""
+
+    arguments: dict[str, Any]
+    prompt_tokens: int
+    steps: int
+    ends: frozenset[int]
+    speech_steps: int | None = None  # the most of the speech
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hooks:
+    """What looks on while text is written, as arguments of `generate`: objects of transformers."""
+
+    stopping_criteria: list[Any]
+    logits_processor: list[Any] = field(default_factory=list)
+
+    def named(self, prefix: str = "") -> dict[str, Any]:
+        given: dict[str, Any] = {f"{prefix}stopping_criteria": self.stopping_criteria}
+        return given | ({f"{prefix}logits_processor": self.logits_processor} if self.logits_processor else {})
+
+
+class ChatAdapter(Adapter):
+    """Between a conversation and a model of one family. Without state; `parts` are a session's own in `answer`."""
+
+    def tokenizer(self, parts: Parts) -> Any:
+        raise NotImplementedError
+
+    def check(self, parts: Parts) -> str | None:
+        return None if self.tokenizer(parts).is_fast else "its tokenizer is not one of the library tokenizers"
+
+    def voices(self, parts: Parts) -> tuple[str, ...]:
+        return ()
+
+    def sample_rate(self, parts: Parts) -> int:
+        """Of its speech."""
+        return 0
+
+    def makes(self, parts: Parts) -> tuple[Modality, ...]:
+        return ("text",)
+
+    def hears_at(self, parts: Parts) -> int | None:
+        """Samples per second of the sound that it takes."""
+        return None
+
+    def knows(self, parts: Parts, name: str) -> bool:
+        """Whether this further argument, one of its family's, means something to this checkpoint."""
+        return True
+
+    def complete(self, model: Any, folder: str) -> None:
+        """What belongs to a loaded model beside its weights. Raises what reading it raises."""
+
+    def context(self, parts: Parts) -> int | None:
+        """Tokens of a conversation and its answer together, where that is known."""
+        raise NotImplementedError
+
+    def ask(self, parts: Parts, question: Question) -> ChatCall:
+        """The arguments, before any work is done. Raises InvalidRequestError. For a thread beside the engine's."""
+        raise NotImplementedError
+
+    def answer(self, parts: Parts, call: ChatCall, hooks: Hooks) -> Any:
+        """Call the model; the sound of the answer as a tensor of samples, None if it does not speak."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatFamily(GenerateFamily):
+    """One family of models that answer.
+
+    takes: kinds of media in a conversation: (kind, how many items at most).
+    sees_at: frames per second of the video that the model is shown.
+    speech_steps: modules whose calls are the steps of its speech, by path.
+    decoders_merged: modules of which a step of one token may run for several requests at once, by path, where that is
+        asked for; for the classes in `models`, of which it is proven.
+    heads_merged: the same for modules before and after them, which know one row per token and no more.
+    plain_loading: its class has a loading of its own, which cannot tell what was missing: the library's plain one loads
+        it, and `ChatAdapter.complete` does the rest.
+    """
+
+    adapter: ChatAdapter
+    modality: Modality = "text"
+    speaks: bool = False
+    arguments: tuple[str, ...] = WRITING
+    takes: tuple[tuple[str, int], ...] = ()
+    sees_at: float | None = None
+    speech_steps: tuple[str, ...] = ()
+    decoders_merged: tuple[str, ...] = ()
+    heads_merged: tuple[str, ...] = ()
+    plain_loading: bool = False
+    unmerged_because: str = "a step runs for several requests at once only where `--merge-decoding` asks for it"
+
+
+def drawing(params: SamplingParams, prefix: str = "") -> dict[str, Any]:
+    """What a request says of how tokens are drawn, as arguments of `generate`."""
+    given = generation_arguments(params)
+    given.pop("max_new_tokens", None)
+    return {prefix + name: value for name, value in given.items()}
+
+
+def room_for(prompt_tokens: int, context: int | None, params: SamplingParams, default: int | None) -> int:
+    """The most tokens that the answer may have. Raises InvalidRequestError if there is no room for them."""
+    left = None if context is None else context - prompt_tokens
+    if left is not None and left < 1:
+        what = f"the conversation has {prompt_tokens} tokens, and the model takes {context} with its answer"
+        raise InvalidRequestError(f"prompt: {what}", param="prompt")
+    asked = params.max_new_tokens
+    if asked is None:
+        return min(one for one in (left, default, 2**31) if one is not None)
+    if left is not None and asked > left:
+        what = f"after the {prompt_tokens} tokens of the conversation there is room for {left}"
+        raise InvalidRequestError(f"max_new_tokens={asked}: {what}", param="max_new_tokens")
+    return asked
+
+
+def ends_of(*settings: Any) -> frozenset[int]:
+    """The first setting that names tokens which end an answer: one, or several."""
+    for value in settings:
+        if value is not None:
+            return frozenset(value) if isinstance(value, (list, tuple)) else frozenset({int(value)})
+    return frozenset()
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """For a template that knows texts alone: the parts of a message are lines."""
+    return [{"role": one.role, "content": "\n".join(part.text for part in one.parts)} for one in messages]
+
+
+def templated(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """For a template that knows parts. A message of one text is that text."""
+    return [{"role": one.role, "content": _content(one)} for one in messages]
+
+
+def _content(message: Message) -> Any:
+    if len(message.parts) == 1 and message.parts[0].kind == "text":
+        return message.parts[0].text
+    return [
+        {"type": "text", "text": part.text} if part.kind == "text" else {"type": part.kind} for part in message.parts
+    ]
+
+
+def check_marks(messages: Sequence[Message], marks: Sequence[str]) -> None:
+    """Raises InvalidRequestError if a text holds what stands for a medium: there would be a place without one."""
+    for message in messages:
+        for part in message.parts:
+            for mark in marks:
+                if mark in part.text:
+                    raise InvalidRequestError(f"prompt: {mark!r} stands for a medium, and is no text", param="prompt")
