@@ -23,6 +23,7 @@ from polymux.attention import BACKENDS, AttentionConfig, AttentionSpec
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, build, knob
 from polymux.server_config import AccessConfig, ServerConfig
+from polymux.stage_config import ReplicaConfig
 
 DTYPES = ("auto", "bf16", "fp16", "fp32")
 
@@ -54,7 +55,7 @@ class ModelConfig(Checked):
 class DeviceConfig(Checked):
     """Device: where the model runs"""
 
-    device: str = knob("auto", "auto, cpu, cuda or cuda:N")
+    device: str = knob("auto", "auto, cpu, cuda or cuda:N; auto:N is the N-th GPU, or the CPU if there is none")
     num_threads: int | None = knob(None, "CPU threads of the stage process (default: torch's own)", minimum=1)
 
 
@@ -91,7 +92,7 @@ class ProcessConfig(Checked):
         1800.0, "seconds a stage may give no sign of progress while it has requests, then it is killed; 0: any time",
         minimum=0,
     )  # fmt: skip
-    restart_stages: bool = knob(False, "start a stage again when its process dies, in place of exiting")
+    restart_stages: bool = knob(False, "start a process again when it dies, in place of exiting with the last one")
     output_chunk_bytes: int = knob(
         8 * 2**20, "send frames and other arrays in parts of this size (at least one frame)", minimum=1
     )
@@ -289,6 +290,7 @@ class EngineConfig:
 
     model: ModelConfig
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    replicas: ReplicaConfig = field(default_factory=ReplicaConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
@@ -300,6 +302,8 @@ class EngineConfig:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
+        if self.replicas.devices and self.device.device != "auto":
+            raise _conflict("device", "devices", "both say where the model runs")
         memory = self.memory
         if self.caches.threshold is not None:
             for name in memory.STRATEGIES[1:]:  # these may stream the blocks that the cache leaves out

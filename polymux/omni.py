@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 from tqdm import tqdm
 
 from polymux.config import EngineConfig
@@ -95,10 +96,12 @@ class AsyncOmni:
         *,
         request_id: str | None = None,
         partial_images: int = 0,
+        session_id: str | None = None,
     ) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
         """Progress, up to `partial_images` previews of each picture, and then the output. Leaving early aborts the
-        request. Raises PolymuxError."""
-        request = self._request(prompt, sampling_params, request_id, partial_images)
+        request. Requests with the same `session_id` may be kept at one replica (`data_parallel_policy`). Raises
+        PolymuxError."""
+        request = self._request(prompt, sampling_params, request_id, partial_images, session_id)
         async with contextlib.aclosing(self.run(request)) as events:
             async for event in events:
                 yield event
@@ -109,6 +112,7 @@ class AsyncOmni:
         sampling_params: Params | None = None,
         *,
         request_id: str | None = None,
+        session_id: str | None = None,
     ) -> AsyncGenerator[Progress | OutputChunk | SoundPiece | OmniRequestOutput]:
         """`generate`, for whoever uses frames up as they come: large arrays come as `OutputChunk`s, and are not in the
         output; the sound of models that speak comes as `SoundPiece`s, sentence by sentence. The stage goes on when a
@@ -116,7 +120,7 @@ class AsyncOmni:
 
         The request is sent, or refused, before this returns. Iterate, or end it with `abort`.
         """
-        request = self._request(prompt, sampling_params, request_id)
+        request = self._request(prompt, sampling_params, request_id, session_id=session_id)
         return self._outputs(request, self._orchestrator.generate(request))
 
     async def run(self, request: Request) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
@@ -153,9 +157,11 @@ class AsyncOmni:
         sampling_params: Params | None,
         request_id: str | None,
         partial_images: int = 0,
+        session_id: str | None = None,
     ) -> Request:
         try:
-            return request_of(prompt, sampling_params, request_id or uuid.uuid4().hex, partial_images)
+            request = request_of(prompt, sampling_params, request_id or uuid.uuid4().hex, partial_images)
+            return msgspec.structs.replace(request, session_id=session_id)
         except PolymuxError:
             self.metrics.count("refused")
             raise

@@ -122,6 +122,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams | None = None  # in place of params, for models that take these
     partial_images: int = 0  # previews of each output while it is made; fewer if it has fewer steps, or is quicker
     generator_state: bytes | None = None  # of params.generator, which itself does not travel
+    session_id: str | None = None  # requests of one session may be kept at one replica
 
 
 class RequestMetrics(msgspec.Struct, frozen=True):

@@ -119,8 +119,8 @@ ALL = (*REQUEST_METRICS, *STAGE_METRICS, *HTTP_METRICS)
 
 LABELS = {  # what a label says, and which values it takes
     "model_name": "the name that clients use for the model",
-    "stage": "a stage of the model, by number; there is one: `0`",
-    "replica": "a replica of the stage, by number; there is one: `0`",
+    "stage": "a stage of the model, by number, from `0`",
+    "replica": "a replica of the stage, by number, from `0`",
     "outcome": "`completed`; `failed`: a fault of the model or its process; `aborted`: the client left, or the "
     "request's time was over (504); `refused`: the request is wrong (4xx), there is no room (429) or the model is not "
     "ready (503)",

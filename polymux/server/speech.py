@@ -28,6 +28,7 @@ from polymux.server.byte_stream import ByteStream
 from polymux.server.errors import responses
 from polymux.server.generation import generate, while_connected
 from polymux.server.image_request import refusals_counted
+from polymux.server.session import session_of
 from polymux.server.speech_protocol import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage, VoiceList
 from polymux.server.sse import STREAMED, StreamEvent, stream
 from polymux.server.state import ServerState
@@ -115,7 +116,8 @@ async def _pieces(
 ) -> AsyncGenerator[Piece]:
     """The bytes of the file as it grows. Raises PolymuxError."""
     file: SoundStream | None = None
-    source = state.omni.stream(text, params, request_id=f"{request.state.request_id}-{uuid.uuid4().hex[:8]}")
+    engine_id = f"{request.state.request_id}-{uuid.uuid4().hex[:8]}"
+    source = state.omni.stream(text, params, request_id=engine_id, **session_of(request))
     async with contextlib.aclosing(while_connected(request, source)) as events:
         async for event in events:
             if isinstance(event, SoundPiece):

@@ -41,6 +41,7 @@ LAYERS = (
         "logs",
         "config",
         "server_config",
+        "stage_config",
         "attention",
         "knobs",
         "request",

@@ -48,11 +48,13 @@ def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
 
 
 def beside(f: dataclasses.Field[Any]) -> dict[str, Any]:
-    """The knobs without which this one is refused: switches, and one path."""
+    """The knobs without which this one is refused."""
     if f.name == "lora_scale":
         return {"lora_path": ("a-file",)}
     if f.name == "cache_config":
         return {"cache_backend": "first_block"}
+    if f.name in ("data_parallel_policy", "devices"):
+        return {"data_parallel_size": 2}
     found: dict[str, Any] = {}
     needed = MemoryConfig.NEEDS.get(f.name, ())
     while needed:
@@ -64,7 +66,7 @@ def beside(f: dataclasses.Field[Any]) -> dict[str, Any]:
 def switches(knobs: dict[str, Any]) -> list[str]:
     words = []
     for name, value in knobs.items():
-        given_words = value if isinstance(value, tuple) else (value,) if isinstance(value, str) else ()
+        given_words = value if isinstance(value, tuple) else () if value is True else (str(value),)
         words += ["--" + name.replace("_", "-"), *given_words]
     return words
 

@@ -17,11 +17,12 @@ from polymux.errors import (
     QueueFullError,
     RequestAbortedError,
     StageDeadError,
+    from_info,
 )
 from polymux.metrics import Metrics
 from polymux.orchestrator.admission import admit
 from polymux.orchestrator.tickets import Ticket, Tickets, outcome_of
-from polymux.request import Capabilities, Failed, Finished, Preview, Progress, Request, RequestMetrics
+from polymux.request import Capabilities, Event, Failed, Finished, Preview, Progress, Request, RequestMetrics
 
 CAPABILITIES = Capabilities(
     family=None, pipeline="P", modality="image", arguments=("prompt",), required=("prompt",), media={}
@@ -43,6 +44,16 @@ def numbers(metrics: Metrics) -> dict[str, float]:
     return {s.labels.get("outcome", s.name): s.value for s in samples}
 
 
+def deliver(tickets: Tickets, event: Event) -> None:
+    """As the stage says it, the only one there is."""
+    ticket = tickets.get(event.request_id)
+    if not isinstance(event, (Finished, Failed)):
+        tickets.deliver(event)
+    elif ticket is not None:
+        tickets.end(ticket, from_info(event.error) if isinstance(event, Failed) else event)
+        tickets.release(ticket)
+
+
 async def everything(ticket: Ticket) -> list[object]:
     got: list[object] = []
     try:
@@ -59,8 +70,8 @@ def test_progress_and_then_the_output() -> None:
     preview = Preview("a", 0, 1, [])
     events = [Progress("a", "denoise", 1, 2), preview, Progress("a", "denoise", 2, 2), finished("a")]
     for event in events:
-        tickets.deliver(event)
-    tickets.deliver(Progress("unknown", "denoise", 1, 2))
+        deliver(tickets, event)
+    deliver(tickets, Progress("unknown", "denoise", 1, 2))
     assert asyncio.run(everything(ticket)) == events
     assert "a" not in tickets
 
@@ -78,7 +89,7 @@ def test_a_failure_raises_what_it_was(error: PolymuxError, outcome: str) -> None
     metrics = Metrics("m")
     tickets = Tickets(metrics)
     ticket = tickets.open("a")
-    tickets.deliver(failed("a", error))
+    deliver(tickets, failed("a", error))
     (got,) = asyncio.run(everything(ticket))
     assert type(got) is type(error)
     assert isinstance(got, PolymuxError)
@@ -92,13 +103,13 @@ def test_an_aborted_request_ends_at_once_and_stays_known_until_the_stage_lets_go
     metrics = Metrics("m")
     tickets = Tickets(metrics)
     ticket = tickets.open("a")
-    tickets.deliver(Progress("a", "denoise", 1, 9))
+    deliver(tickets, Progress("a", "denoise", 1, 9))
     assert tickets.abort("a")
     assert not tickets.abort("a")
     assert "a" in tickets
     assert (tickets.live, tickets.running, tickets.waiting) == (0, 1, 0)
-    tickets.deliver(Progress("a", "denoise", 2, 9))
-    tickets.deliver(finished("a"))  # it crossed the abort
+    deliver(tickets, Progress("a", "denoise", 2, 9))
+    deliver(tickets, finished("a"))  # it crossed the abort
     assert "a" not in tickets
     assert (tickets.live, tickets.running, tickets.waiting) == (0, 0, 0)
     events = asyncio.run(everything(ticket))
@@ -111,8 +122,8 @@ def test_running_and_waiting() -> None:
     tickets = Tickets(metrics)
     for request_id in ("a", "b", "c"):
         tickets.open(request_id)
-    tickets.deliver(Progress("a", "encode", 0, 0))
-    tickets.deliver(Progress("b", "queued", 0, 0))
+    deliver(tickets, Progress("a", "encode", 0, 0))
+    deliver(tickets, Progress("b", "queued", 0, 0))
     shown = numbers(metrics)
     assert (shown["polymux:num_requests_running"], shown["polymux:num_requests_waiting"]) == (1, 2)
     tickets.fail_all(StageDeadError("gone"))
@@ -133,8 +144,8 @@ def test_latency_counts_successes_only() -> None:
     tickets = Tickets(metrics)
     for request_id in "abc":
         tickets.open(request_id)
-    tickets.deliver(finished("a"))
-    tickets.deliver(failed("b", GenerationError("x")))
+    deliver(tickets, finished("a"))
+    deliver(tickets, failed("b", GenerationError("x")))
     tickets.abort("c")
     assert numbers(metrics)["polymux:e2e_request_latency_seconds_count"] == 1
 
@@ -168,15 +179,15 @@ def test_the_estimate_follows_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> 
     assert tickets.seconds_until_one_ends() == 0  # nothing is known
     for name in "ab":
         tickets.open(name)
-        tickets.deliver(Progress(name, "denoise", 1, 9))
+        deliver(tickets, Progress(name, "denoise", 1, 9))
     now += 10
     assert tickets.seconds_until_one_ends() == 10 / 2  # two run, for ten seconds already
-    tickets.deliver(finished("a"))
-    tickets.deliver(finished("b"))
+    deliver(tickets, finished("a"))
+    deliver(tickets, finished("b"))
     assert tickets.seconds_until_one_ends() == 10  # one that starts now takes about as long
     for name in "cdef":
         tickets.open(name)
-        tickets.deliver(Progress(name, "denoise", 1, 9))
+        deliver(tickets, Progress(name, "denoise", 1, 9))
     tickets.open("waits")
-    tickets.deliver(Progress("waits", "queued", 0, 0))
+    deliver(tickets, Progress("waits", "queued", 0, 0))
     assert tickets.seconds_until_one_ends() == 10 / 4

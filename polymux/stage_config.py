@@ -1,0 +1,35 @@
+"""The knobs of how a model is spread over processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polymux.errors import ConfigError
+from polymux.knobs import Checked, check_unchanged, knob
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaConfig(Checked):
+    """Replicas: processes that each have the whole model, behind one queue (docs/deploy.md)"""
+
+    data_parallel_size: int = knob(1, "replicas of the model", minimum=1, maximum=256)
+    data_parallel_policy: str = knob(
+        "least-queue-length",
+        "which replica gets a request; session-affinity: that of the other requests of its session",
+        choices=("least-queue-length", "round-robin", "random", "session-affinity"),
+    )
+    devices: tuple[str, ...] = knob(
+        (),
+        "a device for each replica, in place of --device (default: cuda:0, cuda:1, ... or the CPU)",
+        metavar="DEVICE",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "devices", tuple(name for text in self.devices for name in text.split(",")))
+        count = len(self.devices)
+        if count not in (0, self.data_parallel_size):
+            what = f"devices={','.join(self.devices)!r}: {count} devices for {self.data_parallel_size} replicas"
+            raise ConfigError(f"{what} (--data-parallel-size): give one for each", param="devices")
+        if self.data_parallel_size == 1:
+            check_unchanged(self, "acts only with --data-parallel-size", ("data_parallel_policy",))
