@@ -23,7 +23,7 @@ from polymux.attention import BACKENDS, AttentionConfig, AttentionSpec
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, build, knob
 from polymux.server_config import AccessConfig, ServerConfig
-from polymux.stage_config import ReplicaConfig
+from polymux.stage_config import ReplicaConfig, StageConfig
 
 DTYPES = ("auto", "bf16", "fp16", "fp32")
 
@@ -291,6 +291,7 @@ class EngineConfig:
     model: ModelConfig
     device: DeviceConfig = field(default_factory=DeviceConfig)
     replicas: ReplicaConfig = field(default_factory=ReplicaConfig)
+    stages: StageConfig = field(default_factory=StageConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
@@ -300,6 +301,7 @@ class EngineConfig:
     caches: CacheConfig = field(default_factory=CacheConfig)
     speech: SpeechConfig = field(default_factory=SpeechConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    stage: int = 0  # which of the stages a process is for; not a knob
 
     def __post_init__(self) -> None:
         if self.replicas.devices and self.device.device != "auto":

@@ -12,17 +12,8 @@ import msgspec
 
 from polymux.config import EngineConfig
 from polymux.errors import ErrorInfo, PayloadTooLargeError
-from polymux.request import (
-    Capabilities,
-    Failed,
-    Finished,
-    OutputChunk,
-    Preview,
-    Progress,
-    Request,
-    SoundPiece,
-    StageStats,
-)
+from polymux.parcel import Chunk
+from polymux.request import Capabilities, Event, Request, StageStats
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -40,7 +31,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):
-    """An OutputChunk or SoundPiece of this request is used up: the stage may send another one."""
+    """An OutputChunk, SoundPiece or Chunk of this request is used up: the stage may send another one."""
 
     request_id: str
 
@@ -88,8 +79,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     stats: StageStats
 
 
-ToStage = Start | Add | Abort | Taken | Sleep | WakeUp | Stop
-FromStage = Ready | Fatal | Slept | Awake | Stats | Progress | Preview | OutputChunk | SoundPiece | Finished | Failed
+ToStage = Start | Add | Abort | Taken | Sleep | WakeUp | Stop | Chunk
+FromStage = Ready | Fatal | Slept | Awake | Stats | Event
 
 LENGTH = struct.Struct("!I")
 MAX_BODY = 2**32 - 1

@@ -22,7 +22,6 @@ from polymux.errors import InvalidRequestError, NotReadyError, PolymuxError
 from polymux.loop_thread import LoopThread
 from polymux.metrics import Metrics
 from polymux.omni_output import ChunkCollector, OmniPreview, OmniRequestOutput, output_of, preview_of
-from polymux.orchestrator.admission import room
 from polymux.orchestrator.launch import MakeStage
 from polymux.orchestrator.orchestrator import Orchestrator, Status
 from polymux.orchestrator.stage_client import ProcessStage
@@ -80,6 +79,11 @@ class AsyncOmni:
     @property
     def metrics(self) -> Metrics:
         return self._orchestrator.metrics
+
+    @property
+    def room(self) -> int:
+        """How many requests there may be at once, running and waiting."""
+        return self._orchestrator.room
 
     async def start(self) -> None:
         """Returns when a generation works. Raises ConfigError, CheckpointError, NotReadyError, StageDeadError."""
@@ -230,7 +234,7 @@ class Omni:
 
     def _open(self, config: EngineConfig, make_stage: MakeStage) -> None:
         self._omni = AsyncOmni.from_config(config, make_stage)
-        self._places = asyncio.Semaphore(room(config))  # more prompts than that wait here, and are not refused
+        self._places = asyncio.Semaphore(self._omni.room)  # more prompts than that wait here, and are not refused
         self._loop = LoopThread("polymux")
         # When this object is collected or the interpreter ends, unless close() came first.
         self._finalizer = weakref.finalize(self, _abandon, self._omni, self._loop, os.getpid())

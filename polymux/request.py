@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from polymux.errors import ErrorInfo
+from polymux.parcel import Chunk, Consumed
 
 Modality = Literal["image", "video", "audio", "text"]
 
@@ -203,7 +204,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 News = Progress | Preview | OutputChunk | SoundPiece  # what comes before the end of a request
-Event = News | Finished | Failed
+Event = News | Finished | Failed | Chunk | Consumed
 
 
 class Distribution(msgspec.Struct, frozen=True):

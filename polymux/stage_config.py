@@ -33,3 +33,23 @@ class ReplicaConfig(Checked):
             raise ConfigError(f"{what} (--data-parallel-size): give one for each", param="devices")
         if self.data_parallel_size == 1:
             check_unchanged(self, "acts only with --data-parallel-size", ("data_parallel_policy",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageConfig(Checked):
+    """Stages: parts of one model in processes of their own (docs/deploy.md)"""
+
+    split_stages: bool = knob(False, "run the stages that the model's family declares in processes of their own")
+    async_chunk: bool = knob(True, "hand on chunks while they are made, in place of whole sentences")
+    stage_connector: str = knob(
+        "auto", "how tensors go from stage to stage; auto: shared memory on Linux, tcp elsewhere",
+        choices=("auto", "shared-memory", "tcp"),
+    )  # fmt: skip
+    connector_host: str = knob("127.0.0.1", "tcp: the address of this host, as the other stages reach it")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.split_stages:
+            check_unchanged(self, "acts only with --split-stages", ("async_chunk", "stage_connector"))
+        if self.stage_connector != "tcp":
+            check_unchanged(self, "acts only with --stage-connector tcp", ("connector_host",))

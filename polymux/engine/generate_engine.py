@@ -98,11 +98,7 @@ class GenerateEngine(SessionEngine[SoundJob, GenerateModel]):
         if call.steps is not None and not call.ends:
             session.steps.total = call.steps
 
-        def run(_: Parts) -> Array:
-            sound = self.family.adapter.run(model.own(), call)
-            return _sound_of(sound, model.family.adapter.sample_rate(model.parts), job.params.speed)
-
-        session.open(model.parts, run)
+        session.open(model.parts, lambda _: self._run(job, index, model.own()))
         job.opened += 1
         job.started = job.started or time.perf_counter()
         job.sessions[index] = session
@@ -119,15 +115,24 @@ class GenerateEngine(SessionEngine[SoundJob, GenerateModel]):
         if session.error is not None:
             self._fail(job, as_polymux_error(session.error, session.where, computing=session.computing))
             return
-        call, sound = job.calls[session.index], session.result
+        call, result = job.calls[session.index], session.result
         self._close(job, session)
         if call.ends and call.steps is not None and session.steps.done >= call.steps:
             what = f"sentence {session.index + 1} had not come to its end after {call.steps} steps"
             self._fail(job, GenerationError(f"{what}: another seed may, and max_new_tokens accepts it as it is"))
             return
+        self._made(job, session.index, result)
+
+    def _run(self, job: SoundJob, index: int, own: Parts) -> Any:
+        """In a session: make the sound of a sentence."""
+        sound = self.family.adapter.run(own, job.calls[index])
+        return sound_of(sound, self.family.adapter.sample_rate(own), job.params.speed)
+
+    def _made(self, job: SoundJob, index: int, result: Any) -> None:
+        """A session has ended with this."""
         rate = self.described.sample_rate or 0
-        job.seconds_made += sound.shape[1] / rate
-        job.made[session.index] = _parts_of(sound, rate, self.config.process.output_chunk_bytes)
+        job.seconds_made += result.shape[1] / rate
+        job.made[index] = parts_of(result, rate, self.config.process.output_chunk_bytes)
 
     def _idle(self) -> None:
         """All that there is to do is to wait until clients have used up what they have."""
@@ -141,7 +146,7 @@ class GenerateEngine(SessionEngine[SoundJob, GenerateModel]):
         session.result = None
 
 
-def _sound_of(sound: Any, sample_rate: int, speed: float | None) -> Array:
+def sound_of(sound: Any, sample_rate: int, speed: float | None) -> Array:
     """What a model returned as (channels, samples) on the host, at the pace that was asked for."""
     samples = finite_array(sound)
     samples = samples[np.newaxis] if samples.ndim == 1 else samples
@@ -150,7 +155,7 @@ def _sound_of(sound: Any, sample_rate: int, speed: float | None) -> Array:
     return samples if speed in (None, 1.0) else stretch(samples, sample_rate, float(speed or 1.0))
 
 
-def _parts_of(sound: Array, sample_rate: int, chunk_bytes: int) -> deque[ArrayData]:
+def parts_of(sound: Array, sample_rate: int, chunk_bytes: int) -> deque[ArrayData]:
     """In messages of bounded size; at least one."""
     count = max(1, chunk_bytes // (sound.itemsize * len(sound)))
     parts = [to_wire(sound[:, i : i + count], sample_rate) for i in range(0, max(sound.shape[1], 1), count)]

@@ -23,6 +23,7 @@ from polymux.engine.base import StageEngine
 from polymux.engine.channel import Channel
 from polymux.errors import ErrorInfo, GenerationError, PayloadTooLargeError, PolymuxError
 from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Start, Stats, Stop, Taken, ToStage, WakeUp
+from polymux.parcel import Chunk
 from polymux.request import Event, Failed, Finished, Request, StageStats
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,8 @@ class Stage:
                 engine.abort(request_id)
             case Taken(request_id):
                 engine.taken(request_id)
+            case Chunk():
+                engine.feed(message)
             case Sleep(level):
                 self._sleep(engine, level)
             case WakeUp():
@@ -154,13 +157,21 @@ def _engine_for(config: EngineConfig) -> StageEngine:
     from diffusers.utils import logging as diffusers_logging  # torch: only here, in the process that computes
     from transformers.utils import logging as transformers_logging
 
+    from polymux.engine.decode_engine import DecodeEngine
     from polymux.engine.diffusion_engine import DiffusionEngine
     from polymux.engine.generate_engine import GenerateEngine
+    from polymux.engine.write_engine import WriteEngine
+    from polymux.families import generate_family_of
     from polymux.loading import model_class_in, resolve
 
     for logging_of in (diffusers_logging, transformers_logging):
         logging_of.set_verbosity_error()  # the libraries repeat their warnings at every request
-    if model_class_in(resolve(config.model)) is not None:
+    name = model_class_in(resolve(config.model))
+    if name is not None:
+        family = generate_family_of(name)
+        if config.stages.split_stages and family is not None and family.graph is not None:
+            does = family.graph.stages[config.stage].does
+            return WriteEngine.load(config) if does == "write" else DecodeEngine.load(config)
         return GenerateEngine.load(config)
     config.speech.check_unused()
     return DiffusionEngine.load(config)

@@ -2,9 +2,9 @@
 
 from polymux.loading.cached import CachedLoader
 from polymux.loading.dtypes import auto_dtype
-from polymux.loading.generate import load_parts
+from polymux.loading.generate import load_beside, load_parts
 from polymux.loading.layout import model_class_in
 from polymux.loading.pipeline import load_pipeline
 from polymux.loading.source import resolve
 
-__all__ = ["CachedLoader", "auto_dtype", "load_parts", "load_pipeline", "model_class_in", "resolve"]
+__all__ = ["CachedLoader", "auto_dtype", "load_beside", "load_parts", "load_pipeline", "model_class_in", "resolve"]

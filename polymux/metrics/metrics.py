@@ -50,6 +50,8 @@ class Metrics:
             for spec in (catalog.IMAGES, catalog.FRAMES, catalog.PIXELS, catalog.AUDIO)
         )
         self._restarts = counter(catalog.RESTARTS, registry)
+        self._transfer_bytes = counter(catalog.TRANSFER_BYTES, registry)
+        self._transfer_seconds = histogram(catalog.TRANSFER_SECONDS, registry)
         self._stages = StageCollector(model_name, stages)
         registry.register(self._stages)
         for outcome in OUTCOMES:
@@ -101,6 +103,13 @@ class Metrics:
 
     def stage_ended(self, stage: Stage = FIRST) -> None:
         self._stages.end(stage)
+
+    def handed_on(self, source: int, target: int, nbytes: int) -> None:
+        """From one stage to another."""
+        self._transfer_bytes.labels(self._name, str(source), str(target)).inc(nbytes)
+
+    def arrived(self, source: int, target: int, seconds: float) -> None:
+        self._transfer_seconds.labels(self._name, str(source), str(target)).observe(seconds)
 
     def render(self) -> bytes:
         """All of it in Prometheus' text format, `CONTENT_TYPE`."""

@@ -20,10 +20,10 @@ from polymux.config import EngineConfig
 from polymux.errors import InvalidRequestError, NotReadyError, PolymuxError, StageDeadError, from_info
 from polymux.messages import Sleep, Slept, WakeUp
 from polymux.metrics import Metrics
-from polymux.orchestrator.admission import admit
+from polymux.orchestrator.admission import admit, room
 from polymux.orchestrator.balance import Pool
 from polymux.orchestrator.launch import MakeStage
-from polymux.orchestrator.placement import of_replica
+from polymux.orchestrator.plan import of_replica, plan_of
 from polymux.orchestrator.replica import Replica
 from polymux.orchestrator.router import Router
 from polymux.orchestrator.stage_client import ProcessStage
@@ -49,14 +49,19 @@ class Orchestrator:
         self, config: EngineConfig, make_stage: MakeStage = ProcessStage, *, model_name: str | None = None
     ) -> None:
         self.config = config
-        keys = [(0, index) for index in range(config.replicas.data_parallel_size)]
+        self.plan = plan_of(config)
+        keys = [(one.stage, index) for one in self.plan for index in range(one.replicas.data_parallel_size)]
         labels = [(str(stage), str(index)) for stage, index in keys]
         self.metrics = Metrics(model_name or config.model.model, labels)
         self.reason: PolymuxError | None = None  # why it is dead; for the operator, not for clients
-        self.replicas = [Replica(key, of_replica(config, key[1]), make_stage, self, self.metrics) for key in keys]
-        self._stages = [Pool(self.replicas, config.replicas.data_parallel_policy)]
+        places = [(key, of_replica(self.plan[key[0]], key[1])) for key in keys]
+        self.replicas = [Replica(key, own, make_stage, self, self.metrics) for key, own in places]
+        self._stages = [
+            Pool([r for r in self.replicas if r.stage == one.stage], one.replicas.data_parallel_policy)
+            for one in self.plan
+        ]
         self._tickets = Tickets(self.metrics)
-        self._router = Router(self._stages, self._tickets)
+        self._router = Router(self._stages, self._tickets, self.metrics)
         self._keeper: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()  # ready for the first time, or dead
         self._dead = asyncio.Event()
@@ -76,6 +81,11 @@ class Orchestrator:
             return "loading"
         worst: tuple[Status, ...] = ("dead", "loading", "asleep")
         return next((status for status in worst if status in phases), "ready")
+
+    @property
+    def room(self) -> int:
+        """How many requests there may be at once, running and waiting."""
+        return room(self.plan[0])
 
     @property
     def capabilities(self) -> Capabilities | None:
@@ -118,7 +128,7 @@ class Orchestrator:
             self.check_ready()
             capabilities, wait = self.capabilities, self._tickets.seconds_until_one_ends()
             assert capabilities is not None  # it is ready
-            admit(request, capabilities, self.config, self._tickets.live, wait)
+            admit(request, capabilities, self.plan[0], self._tickets.live, wait)
             if request.request_id in self._tickets:
                 message = f"request_id={request.request_id!r}: a request with this id is under way"
                 raise InvalidRequestError(message, param="request_id")

@@ -1,26 +1,32 @@
 """The way of a request through the stages: which replica has it, what is under way there, and how that ends.
 
-Knows replicas by what they hold, and requests by their tickets; not whether the model works as a whole.
+A model of one stage is the ordinary case: there, nothing is handed on. Knows replicas by what they hold, and requests
+by their tickets; not whether the model works as a whole.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from polymux.errors import NotReadyError, PolymuxError, StageDeadError, from_info
 from polymux.messages import Abort, Add, Taken
+from polymux.metrics import Metrics
 from polymux.orchestrator.balance import Pool
 from polymux.orchestrator.leg import Leg
 from polymux.orchestrator.replica import Replica
 from polymux.orchestrator.tickets import Ticket, Tickets
-from polymux.request import Event, Failed, Finished, OutputChunk, Request, SoundPiece
+from polymux.parcel import Chunk, Consumed
+from polymux.request import Event, Failed, Finished, OutputChunk, Progress, Request, RequestMetrics, SoundPiece
 
 
 class Router:
     """Between the requests and the stages of one model, which are in the order of the way."""
 
-    def __init__(self, stages: Sequence[Pool], tickets: Tickets) -> None:
-        self._stages, self._tickets = stages, tickets
+    def __init__(self, stages: Sequence[Pool], tickets: Tickets, metrics: Metrics) -> None:
+        self._stages, self._tickets, self._metrics = stages, tickets, metrics
 
     def begin(self, request: Request) -> Ticket:
         """Send a request to the first stage. Raises NotReadyError, PayloadTooLargeError; then nobody has it."""
@@ -28,16 +34,13 @@ class Router:
         if replica is None:
             raise NotReadyError("no replica is ready")
         replica.send(Add(request))
-        ticket = self._tickets.open(request.request_id)
-        self._hold(ticket, request, replica)
+        ticket = self._tickets.open(request)
+        self._hold(ticket, replica)
         return ticket
 
     def used(self, ticket: Ticket) -> None:
         """The consumer has used up a part of the output: the last stage may send another one."""
-        leg = ticket.legs.get(len(self._stages) - 1)
-        if leg is not None:
-            leg.unused -= 1
-            leg.send(Taken(ticket.request_id))
+        self._go_on(ticket, len(self._stages) - 1)
 
     def abort(self, request_id: str) -> bool:
         """End a request for its consumer now and in the stages soon. False if it is unknown or has ended."""
@@ -64,8 +67,17 @@ class Router:
                 self._let_go(ticket, replica)
                 self._fail(ticket, from_info(error))
             case Finished():
+                ticket.done[replica.stage] = event
                 self._let_go(ticket, replica)
-                self._tickets.end(ticket, event)
+            case Chunk():
+                leg.unused += 1
+                self._hand_on(ticket, replica, event)
+            case Consumed(_, seconds):
+                leg.unread -= 1
+                self._metrics.arrived(replica.stage - 1, replica.stage, seconds)
+                self._go_on(ticket, replica.stage - 1)
+            case Progress() if replica.stage and 0 in ticket.legs:
+                pass  # how far a request is, the first stage says as long as it is there
             case news:
                 if isinstance(event, (OutputChunk, SoundPiece)):
                     leg.unused += 1
@@ -80,13 +92,44 @@ class Router:
                 self._fail(ticket, StageDeadError("the model's process died while it held the request"))
         replica.legs.clear()
 
-    def _hold(self, ticket: Ticket, request: Request, replica: Replica) -> None:
+    def _hand_on(self, ticket: Ticket, source: Replica, chunk: Chunk) -> None:
+        """To the next stage, which hears of the request with its first chunk."""
+        stage = source.stage + 1
+        if ticket.ended:
+            return
+        if stage not in ticket.legs:
+            replica = self._stages[stage].choose(ticket.request)
+            if replica is None:
+                self._fail(ticket, StageDeadError("a process of the model is gone that the request needs"))
+                return
+            replica.send(Add(ticket.request))
+            self._hold(ticket, replica)
+        leg = ticket.legs[stage]
+        leg.unread += 1
+        leg.more_to_come = not chunk.last
+        leg.send(chunk)
+        self._metrics.handed_on(source.stage, stage, chunk.parcel.nbytes)
+
+    def _go_on(self, ticket: Ticket, stage: int) -> None:
+        """Something that this stage has made is used up."""
+        leg = ticket.legs.get(stage) or ticket.past.get(stage)
+        if leg is not None:
+            leg.unused -= 1
+            leg.send(Taken(ticket.request_id))
+
+    def _hold(self, ticket: Ticket, replica: Replica) -> None:
+        request = ticket.request
         outputs = 1 if request.sampling is not None else request.params.num_outputs_per_prompt
-        replica.legs[request.request_id] = ticket.legs[replica.stage] = Leg(replica.send, outputs)
+        leg = Leg(replica.send, outputs, more_to_come=replica.stage > 0)
+        replica.legs[request.request_id] = ticket.legs[replica.stage] = leg
 
     def _let_go(self, ticket: Ticket, replica: Replica) -> None:
         replica.legs.pop(ticket.request_id, None)
-        ticket.legs.pop(replica.stage, None)
+        if (leg := ticket.legs.pop(replica.stage, None)) is not None and replica.stage < len(self._stages) - 1:
+            ticket.past[replica.stage] = leg
+        last = ticket.done.get(len(self._stages) - 1)
+        if last is not None and not ticket.legs:
+            self._tickets.end(ticket, last if len(self._stages) == 1 else _together(ticket))
         self._tickets.release(ticket)
 
     def _fail(self, ticket: Ticket, error: PolymuxError) -> None:
@@ -95,6 +138,18 @@ class Router:
 
     def _stop(self, ticket: Ticket) -> None:
         """Tell every stage that still holds it that nobody waits any more."""
-        for leg in ticket.legs.values():
+        for leg in (*ticket.legs.values(), *ticket.past.values()):  # those may hold what they have handed on
             leg.aborted = True
             leg.send(Abort(ticket.request_id))
+
+
+def _together(ticket: Ticket) -> Finished:
+    """The output of the last stage, with the work of all of them and the seeds of the first."""
+    ends = [ticket.done[stage] for stage in sorted(ticket.done)]
+    added = {
+        name: sum(getattr(end.metrics, name) for end in ends)
+        for name in ("encode", "denoise", "decode", "steps", "text_tokens")
+    }
+    total = time.monotonic() - ticket.admitted
+    metrics = RequestMetrics(queue=ends[0].metrics.queue, total=total, **added)
+    return replace(ends[-1], seeds=ends[0].seeds, metrics=metrics)

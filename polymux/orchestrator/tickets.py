@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from polymux.errors import PolymuxError, RequestAbortedError
 from polymux.metrics import Metrics, Outcome, catalog
 from polymux.orchestrator.leg import Leg
-from polymux.request import Finished, News, OutputChunk, Progress
+from polymux.request import Finished, News, OutputChunk, Progress, Request
 
 RECENT = 32  # requests
 
@@ -23,13 +23,15 @@ RECENT = 32  # requests
 class Ticket:
     """One request under way. Iterating gives what happens to it, and then its output; an end without output raises."""
 
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
+    def __init__(self, request: Request) -> None:
+        self.request, self.request_id = request, request.request_id
         self.admitted = time.monotonic()
         self.started_at: float | None = None  # the stage works on it
         self.ended = False  # the consumer has its answer; the stage may still have to let go
         self.begun: list[OutputChunk] = []  # of each array that comes in parts, what it is, without the rows
         self.legs: dict[int, Leg] = {}  # by stage, as long as the stage holds it
+        self.past: dict[int, Leg] = {}  # by stage, of those that have let go of it, and may hold what they handed on
+        self.done: dict[int, Finished] = {}  # by stage, what those said at their end that have ended
         self._events: asyncio.Queue[News | Finished | PolymuxError] = asyncio.Queue()
 
     @property
@@ -90,8 +92,8 @@ class Tickets:
         means = [sum(seconds) / len(seconds) for seconds in (self._recent, ages) if seconds]
         return max(means, default=0.0) / max(len(ages), 1)
 
-    def open(self, request_id: str) -> Ticket:
-        ticket = self._tickets[request_id] = Ticket(request_id)
+    def open(self, request: Request) -> Ticket:
+        ticket = self._tickets[request.request_id] = Ticket(request)
         self._none_live.clear()
         return ticket
 

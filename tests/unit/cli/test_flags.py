@@ -53,6 +53,10 @@ def beside(f: dataclasses.Field[Any]) -> dict[str, Any]:
         return {"lora_path": ("a-file",)}
     if f.name == "cache_config":
         return {"cache_backend": "first_block"}
+    if f.name in ("async_chunk", "stage_connector"):
+        return {"split_stages": True}
+    if f.name == "connector_host":
+        return {"split_stages": True, "stage_connector": "tcp"}
     if f.name in ("data_parallel_policy", "devices"):
         return {"data_parallel_size": 2}
     found: dict[str, Any] = {}

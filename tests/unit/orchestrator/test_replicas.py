@@ -13,7 +13,7 @@ from orchestrator_harness import LONG, Harness, MakeStage, exists, run, started,
 
 from polymux.config import EngineConfig
 from polymux.errors import ConfigError, NotReadyError, QueueFullError, StageDeadError
-from polymux.orchestrator.placement import of_replica
+from polymux.orchestrator.plan import of_replica
 from polymux.orchestrator.replica import Replica
 from polymux.request import Finished, OmniDiffusionSamplingParams, Request
 

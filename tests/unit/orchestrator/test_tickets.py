@@ -44,6 +44,10 @@ def numbers(metrics: Metrics) -> dict[str, float]:
     return {s.labels.get("outcome", s.name): s.value for s in samples}
 
 
+def opened(tickets: Tickets, request_id: str) -> Ticket:
+    return tickets.open(Request(request_id=request_id))
+
+
 def deliver(tickets: Tickets, event: Event) -> None:
     """As the stage says it, the only one there is."""
     ticket = tickets.get(event.request_id)
@@ -66,7 +70,7 @@ async def everything(ticket: Ticket) -> list[object]:
 
 def test_progress_and_then_the_output() -> None:
     tickets = Tickets(Metrics("m"))
-    ticket = tickets.open("a")
+    ticket = opened(tickets, "a")
     preview = Preview("a", 0, 1, [])
     events = [Progress("a", "denoise", 1, 2), preview, Progress("a", "denoise", 2, 2), finished("a")]
     for event in events:
@@ -88,7 +92,7 @@ def test_progress_and_then_the_output() -> None:
 def test_a_failure_raises_what_it_was(error: PolymuxError, outcome: str) -> None:
     metrics = Metrics("m")
     tickets = Tickets(metrics)
-    ticket = tickets.open("a")
+    ticket = opened(tickets, "a")
     deliver(tickets, failed("a", error))
     (got,) = asyncio.run(everything(ticket))
     assert type(got) is type(error)
@@ -102,7 +106,7 @@ def test_a_failure_raises_what_it_was(error: PolymuxError, outcome: str) -> None
 def test_an_aborted_request_ends_at_once_and_stays_known_until_the_stage_lets_go() -> None:
     metrics = Metrics("m")
     tickets = Tickets(metrics)
-    ticket = tickets.open("a")
+    ticket = opened(tickets, "a")
     deliver(tickets, Progress("a", "denoise", 1, 9))
     assert tickets.abort("a")
     assert not tickets.abort("a")
@@ -121,7 +125,7 @@ def test_running_and_waiting() -> None:
     metrics = Metrics("m")
     tickets = Tickets(metrics)
     for request_id in ("a", "b", "c"):
-        tickets.open(request_id)
+        opened(tickets, request_id)
     deliver(tickets, Progress("a", "encode", 0, 0))
     deliver(tickets, Progress("b", "queued", 0, 0))
     shown = numbers(metrics)
@@ -133,7 +137,7 @@ def test_running_and_waiting() -> None:
 
 def test_failing_all_gives_each_its_own_error() -> None:
     tickets = Tickets(Metrics("m"))
-    both = [tickets.open("a"), tickets.open("b")]
+    both = [opened(tickets, "a"), opened(tickets, "b")]
     tickets.fail_all(NotReadyError("gone"))
     (one,), (two,) = (asyncio.run(everything(ticket)) for ticket in both)
     assert one is not two
@@ -143,7 +147,7 @@ def test_latency_counts_successes_only() -> None:
     metrics = Metrics("m")
     tickets = Tickets(metrics)
     for request_id in "abc":
-        tickets.open(request_id)
+        opened(tickets, request_id)
     deliver(tickets, finished("a"))
     deliver(tickets, failed("b", GenerationError("x")))
     tickets.abort("c")
@@ -154,7 +158,7 @@ def test_waiting_for_none() -> None:
     async def scenario() -> None:
         tickets = Tickets(Metrics("m"))
         await tickets.until_none_live()
-        tickets.open("a")
+        opened(tickets, "a")
         waiting = asyncio.create_task(tickets.until_none_live())
         await asyncio.sleep(0)
         assert not waiting.done()
@@ -178,7 +182,7 @@ def test_the_estimate_follows_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> 
     tickets = Tickets(Metrics("m"))
     assert tickets.seconds_until_one_ends() == 0  # nothing is known
     for name in "ab":
-        tickets.open(name)
+        opened(tickets, name)
         deliver(tickets, Progress(name, "denoise", 1, 9))
     now += 10
     assert tickets.seconds_until_one_ends() == 10 / 2  # two run, for ten seconds already
@@ -186,8 +190,8 @@ def test_the_estimate_follows_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> 
     deliver(tickets, finished("b"))
     assert tickets.seconds_until_one_ends() == 10  # one that starts now takes about as long
     for name in "cdef":
-        tickets.open(name)
+        opened(tickets, name)
         deliver(tickets, Progress(name, "denoise", 1, 9))
-    tickets.open("waits")
+    opened(tickets, "waits")
     deliver(tickets, Progress("waits", "queued", 0, 0))
     assert tickets.seconds_until_one_ends() == 10 / 4
