@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, check_unchanged, knob
@@ -46,9 +47,15 @@ class StageConfig(Checked):
         choices=("auto", "shared-memory", "tcp"),
     )  # fmt: skip
     connector_host: str = knob("127.0.0.1", "tcp: the address of this host, as the other stages reach it")
+    deploy_config: str | None = knob(None, "a YAML file that says what holds for single stages", metavar="FILE")
+    stage_overrides: dict[str, Any] = knob(
+        {}, 'the same by number of the stage, and it counts more: {"0": {"max_num_seqs": 4}}', metavar="JSON"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.deploy_config is not None:
+            return  # the file may say the rest; what comes of both is checked again
         if not self.split_stages:
             check_unchanged(self, "acts only with --split-stages", ("async_chunk", "stage_connector"))
         if self.stage_connector != "tcp":

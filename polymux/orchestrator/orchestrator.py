@@ -22,6 +22,7 @@ from polymux.messages import Sleep, Slept, WakeUp
 from polymux.metrics import Metrics
 from polymux.orchestrator.admission import admit, room
 from polymux.orchestrator.balance import Pool
+from polymux.orchestrator.defaults import check_defaults, with_defaults
 from polymux.orchestrator.launch import MakeStage
 from polymux.orchestrator.plan import of_replica, plan_of
 from polymux.orchestrator.replica import Replica
@@ -50,15 +51,15 @@ class Orchestrator:
     ) -> None:
         self.config = config
         self.plan = plan_of(config)
-        keys = [(one.stage, index) for one in self.plan for index in range(one.replicas.data_parallel_size)]
+        keys = [(stage, index) for stage, one in enumerate(self.plan) for index in range(one.replicas)]
         labels = [(str(stage), str(index)) for stage, index in keys]
         self.metrics = Metrics(model_name or config.model.model, labels)
         self.reason: PolymuxError | None = None  # why it is dead; for the operator, not for clients
-        places = [(key, of_replica(self.plan[key[0]], key[1])) for key in keys]
+        places = [(key, of_replica(self.plan[key[0]].config, key[1])) for key in keys]
         self.replicas = [Replica(key, own, make_stage, self, self.metrics) for key, own in places]
         self._stages = [
-            Pool([r for r in self.replicas if r.stage == one.stage], one.replicas.data_parallel_policy)
-            for one in self.plan
+            Pool([r for r in self.replicas if r.stage == stage], one.config.replicas.data_parallel_policy)
+            for stage, one in enumerate(self.plan)
         ]
         self._tickets = Tickets(self.metrics)
         self._router = Router(self._stages, self._tickets, self.metrics)
@@ -85,7 +86,7 @@ class Orchestrator:
     @property
     def room(self) -> int:
         """How many requests there may be at once, running and waiting."""
-        return room(self.plan[0])
+        return room(self.plan[0].config)
 
     @property
     def capabilities(self) -> Capabilities | None:
@@ -105,6 +106,11 @@ class Orchestrator:
         if self.status == "dead":
             await asyncio.wait([self._keeper])
             raise self.reason or NotReadyError(_NOT_READY["dead"])
+        try:
+            check_defaults(self.plan[0].defaults, self.capabilities, self.config.limits)
+        except PolymuxError:
+            await self.close()
+            raise
 
     def generate(self, request: Request) -> AsyncGenerator[News | Finished]:
         """Progress, previews, parts of the output, the rest of it. The request is sent, or refused, before this
@@ -128,7 +134,8 @@ class Orchestrator:
             self.check_ready()
             capabilities, wait = self.capabilities, self._tickets.seconds_until_one_ends()
             assert capabilities is not None  # it is ready
-            admit(request, capabilities, self.plan[0], self._tickets.live, wait)
+            request = with_defaults(request, self.plan[0].defaults, capabilities)
+            admit(request, capabilities, self.plan[0].config, self._tickets.live, wait)
             if request.request_id in self._tickets:
                 message = f"request_id={request.request_id!r}: a request with this id is under way"
                 raise InvalidRequestError(message, param="request_id")
