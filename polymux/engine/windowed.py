@@ -38,7 +38,7 @@ class Windowed:
             return None
         samples = self._decode(self._kept)
         start = (self._done - self._first) * self._shape.hop
-        out = samples[:, start : (end - self._first) * self._shape.hop]
+        out = samples[:, start : None if last else (end - self._first) * self._shape.hop]
         self._done = end
         first = max(end - self._shape.before, self._first)
         self._kept = {name: array[..., first - self._first :] for name, array in self._kept.items()}
