@@ -15,13 +15,13 @@ import torch
 
 from polymux.config import EngineConfig, MemoryConfig
 from polymux.connector import make_connector
-from polymux.diffusion.runner import is_out_of_memory
+from polymux.diffusion.tracebacks import drop_frames
+from polymux.engine.failure import as_polymux_error
 from polymux.engine.generate_engine import parts_of, sound_of
 from polymux.engine.outbound import WINDOW
 from polymux.engine.session_engine import prepare_device
 from polymux.engine.windowed import Array, Windowed
 from polymux.errors import (
-    GenerationError,
     InvalidRequestError,
     NotReadyError,
     OutOfMemoryError,
@@ -148,8 +148,8 @@ class DecodeEngine:
             self._jobs[name] = job  # it has had its turn
             try:
                 self._take(job, job.inbox.popleft())
-            except PolymuxError as error:
-                self._fail(name, error)
+            except Exception as error:  # whatever the family's code raises is the end of this request alone
+                self._fail(name, as_polymux_error(error, drop_frames(error), computing=True))
         for job in list(self._jobs.values()):
             self._send(job)
         events, self._events = self._events, []
@@ -247,14 +247,7 @@ class DecodeEngine:
         """(channels, samples)"""
         started = time.perf_counter()
         tensors = {name: torch.as_tensor(array.copy(), device=self._device) for name, array in arrays.items()}
-        try:
-            sound = sound_of(self._family.adapter.decode(self._parts, tensors), 0, None)
-        except PolymuxError:
-            raise
-        except Exception as error:  # whatever the decoder raises is the end of this request alone
-            if is_out_of_memory(error):
-                raise OutOfMemoryError(f"this request does not fit in memory: {error}") from None
-            raise GenerationError(f"the model failed: {type(error).__name__}: {error}") from error
+        sound = sound_of(self._family.adapter.decode(self._parts, tensors), 0, None)
         took = time.perf_counter() - started
         self._counts[int(np.searchsorted(RUN_S, took))] += 1
         self._sum += took

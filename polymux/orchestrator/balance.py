@@ -63,8 +63,8 @@ class Pool:
     def choose(self, request: Request) -> Replica | None:
         """None: none is ready."""
         ready = [replica for replica in self.replicas if replica.phase == "ready"]
-        if not ready:
-            return None
+        if len(ready) < 2:
+            return ready[0] if ready else None
         replica = self._policy(ready, request, self._chosen)
         self._chosen += 1
         return replica

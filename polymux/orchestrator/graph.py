@@ -8,9 +8,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from polymux.config import EngineConfig, ModelConfig, hub_offline
 from polymux.errors import CheckpointError, ConfigError
 from polymux.families import generate_family_of
@@ -45,6 +42,9 @@ def _class_of(config: ModelConfig) -> str:
 
 
 def _fetched(config: ModelConfig) -> Path:
+    from huggingface_hub import hf_hub_download  # here: most models need it in no API process
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
     try:
         file = hf_hub_download(
             config.model,

@@ -239,6 +239,10 @@ class Orchestrator:
             await self._tickets.until_none_live()
             if self._draining:
                 raise NotReadyError(_NOT_READY["draining"])
+            awake = [replica for replica in awake if replica.phase == "asleep"]  # others have died meanwhile
+            if not awake:
+                self._level = 0
+                raise StageDeadError("the model's process died on its way to sleep")
             answers = await asyncio.gather(*(_asleep(replica, level) for replica in awake), return_exceptions=True)
             refusals = [answer for answer in answers if isinstance(answer, BaseException)]
             if refusals:

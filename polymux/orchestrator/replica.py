@@ -55,6 +55,7 @@ class Replica:
         self.capabilities: Capabilities | None = None  # None until it was ready for the first time
         self.stats = StageStats()  # as the present process reported last
         self.legs: dict[str, Leg] = {}  # the requests that its process holds
+        self.load = 0  # outputs that it has to make yet
         self.retired = False  # it was told to end: that is no death, and nobody takes its place
         self._make_stage, self._owner, self._metrics = make_stage, owner, metrics
         self._labels = (str(self.stage), str(self.index))
@@ -65,10 +66,16 @@ class Replica:
     def __str__(self) -> str:
         return f"stage {self.stage}, replica {self.index}"
 
-    @property
-    def load(self) -> int:
-        """Outputs that it has to make yet."""
-        return sum(leg.outputs for leg in self.legs.values())
+    def hold(self, request_id: str, leg: Leg) -> None:
+        """Its process has this request."""
+        self.legs[request_id] = leg
+        self.load += leg.outputs
+
+    def let_go(self, request_id: str) -> None:
+        """Its process does not have it any more."""
+        leg = self.legs.pop(request_id, None)
+        if leg is not None:
+            self.load -= leg.outputs
 
     def send(self, message: ToStage) -> None:
         """Never blocks; without a process it does nothing. Raises PayloadTooLargeError."""

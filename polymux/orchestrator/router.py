@@ -19,7 +19,7 @@ from polymux.orchestrator.leg import Leg
 from polymux.orchestrator.replica import Replica
 from polymux.orchestrator.tickets import Ticket, Tickets
 from polymux.parcel import Chunk, Consumed
-from polymux.request import Event, Failed, Finished, OutputChunk, Progress, Request, RequestMetrics, SoundPiece
+from polymux.request import Event, Failed, Finished, OutputChunk, Preview, Progress, Request, RequestMetrics, SoundPiece
 
 
 class Router:
@@ -63,6 +63,12 @@ class Router:
         if ticket is None or leg is None:
             return
         match event:
+            case Progress() | Preview():
+                if replica.stage == 0 or 0 not in ticket.legs:  # how far it is, the first stage says while it is there
+                    self._tickets.deliver(ticket, event)
+            case OutputChunk() | SoundPiece():
+                leg.unused += 1
+                self._tickets.deliver(ticket, event)
             case Failed(_, error):
                 self._let_go(ticket, replica)
                 self._fail(ticket, from_info(error))
@@ -76,21 +82,15 @@ class Router:
                 leg.unread -= 1
                 self._metrics.arrived(replica.stage - 1, replica.stage, seconds)
                 self._go_on(ticket, replica.stage - 1)
-            case Progress() if replica.stage and 0 in ticket.legs:
-                pass  # how far a request is, the first stage says as long as it is there
-            case news:
-                if isinstance(event, (OutputChunk, SoundPiece)):
-                    leg.unused += 1
-                self._tickets.deliver(news)
 
     def lost(self, replica: Replica) -> None:
         """A replica's process is gone, and all that it held. Other requests do not notice."""
         for request_id in list(replica.legs):
             ticket = self._tickets.get(request_id)
+            replica.let_go(request_id)
             if ticket is not None:
                 self._let_go(ticket, replica)
                 self._fail(ticket, StageDeadError("the model's process died while it held the request"))
-        replica.legs.clear()
 
     def _hand_on(self, ticket: Ticket, source: Replica, chunk: Chunk) -> None:
         """To the next stage, which hears of the request with its first chunk."""
@@ -121,10 +121,11 @@ class Router:
         request = ticket.request
         outputs = 1 if request.sampling is not None else request.params.num_outputs_per_prompt
         leg = Leg(replica.send, outputs, more_to_come=replica.stage > 0)
-        replica.legs[request.request_id] = ticket.legs[replica.stage] = leg
+        ticket.legs[replica.stage] = leg
+        replica.hold(request.request_id, leg)
 
     def _let_go(self, ticket: Ticket, replica: Replica) -> None:
-        replica.legs.pop(ticket.request_id, None)
+        replica.let_go(ticket.request_id)
         if (leg := ticket.legs.pop(replica.stage, None)) is not None and replica.stage < len(self._stages) - 1:
             ticket.past[replica.stage] = leg
         last = ticket.done.get(len(self._stages) - 1)

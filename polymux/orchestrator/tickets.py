@@ -100,11 +100,8 @@ class Tickets:
     def get(self, request_id: str) -> Ticket | None:
         return self._tickets.get(request_id)
 
-    def deliver(self, event: News) -> None:
+    def deliver(self, ticket: Ticket, event: News) -> None:
         """Hand an event to whom it concerns."""
-        ticket = self._tickets.get(event.request_id)
-        if ticket is None:
-            return
         if not ticket.started and not (isinstance(event, Progress) and event.phase == "queued"):
             ticket.started_at = time.monotonic()
         if not ticket.ended:

@@ -51,9 +51,11 @@ def opened(tickets: Tickets, request_id: str) -> Ticket:
 def deliver(tickets: Tickets, event: Event) -> None:
     """As the stage says it, the only one there is."""
     ticket = tickets.get(event.request_id)
+    if ticket is None:
+        return
     if not isinstance(event, (Finished, Failed)):
-        tickets.deliver(event)
-    elif ticket is not None:
+        tickets.deliver(ticket, event)
+    else:
         tickets.end(ticket, from_info(event.error) if isinstance(event, Failed) else event)
         tickets.release(ticket)
 
