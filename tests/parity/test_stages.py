@@ -89,8 +89,10 @@ def drive(engines: tuple[StageEngine, ...], requests: list[Request]) -> tuple[di
                         engine.taken(event.request_id)
                     case Finished() | Failed() if engine is last:
                         others.append(event)
-                    case Failed():
-                        raise AssertionError(event)
+                        if isinstance(event, Failed):
+                            first.abort(event.request_id)
+                    case Failed(_, error):
+                        assert error.kind == "RequestAbortedError"
     return pieces, others
 
 
@@ -136,6 +138,25 @@ def test_nothing_is_held_afterwards(model: str, stages: tuple[WriteEngine, Decod
         write.step()
         decode.step()
     assert not write.jobs and not decode._jobs
+
+
+def test_a_decoder_that_fails_ends_that_request_alone(
+    model: str, stages: tuple[WriteEngine, DecodeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, calls = stages[1]._family.adapter, []
+    works = adapter.decode
+
+    def decode(parts: Any, arrays: Any) -> Any:
+        calls.append(arrays)
+        if len(calls) == 1:
+            raise ValueError("no such code")
+        return works(parts, arrays)
+
+    monkeypatch.setattr(adapter, "decode", decode)
+    _, ends = drive(stages, [ask(model, "a", 1), ask(model, "b", 1)])
+    failed, done = sorted(ends, key=lambda end: isinstance(end, Finished))
+    assert isinstance(failed, Failed) and isinstance(done, Finished)
+    assert (failed.error.kind, "no such code" in failed.error.message) == ("GenerationError", True)
 
 
 @pytest.mark.parametrize("level", [1, 2])
