@@ -26,6 +26,7 @@ from polymux.memory_config import MemoryConfig
 from polymux.parallel_config import DiffusionParallelConfig, flattened
 from polymux.quantization_config import QuantizationConfig
 from polymux.server_config import AccessConfig, ServerConfig
+from polymux.stage_config import ReplicaConfig, StageConfig
 from polymux.step_caches import StepCacheSettings
 
 DTYPES = ("auto", "bf16", "fp16", "fp32")
@@ -58,7 +59,7 @@ class ModelConfig(Checked):
 class DeviceConfig(Checked):
     """Device: where the model runs"""
 
-    device: str = knob("auto", "auto, cpu, cuda or cuda:N")
+    device: str = knob("auto", "auto, cpu, cuda or cuda:N; auto:N is the N-th GPU, or the CPU if there is none")
     num_threads: int | None = knob(None, "CPU threads of the stage process (default: torch's own)", minimum=1)
 
 
@@ -100,7 +101,7 @@ class ProcessConfig(Checked):
         1800.0, "seconds a stage may give no sign of progress while it has requests, then it is killed; 0: any time",
         minimum=0,
     )  # fmt: skip
-    restart_stages: bool = knob(False, "start a stage again when its process dies, in place of exiting")
+    restart_stages: bool = knob(False, "start a process again when it dies, in place of exiting with the last one")
     output_chunk_bytes: int = knob(
         8 * 2**20, "send frames and other arrays in parts of this size (at least one frame)", minimum=1
     )
@@ -219,6 +220,8 @@ class EngineConfig:
 
     model: ModelConfig
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    replicas: ReplicaConfig = field(default_factory=ReplicaConfig)
+    stages: StageConfig = field(default_factory=StageConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
@@ -230,8 +233,11 @@ class EngineConfig:
     speech: SpeechConfig = field(default_factory=SpeechConfig)
     parallel: DiffusionParallelConfig = field(default_factory=DiffusionParallelConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    stage: int = 0  # which of the stages a process is for; not a knob
 
     def __post_init__(self) -> None:
+        if self.replicas.devices and self.device.device != "auto":
+            raise conflict("device", "devices", "both say where the model runs")
         memory = self.memory
         sparse = AttentionConfig.of(self.attention.diffusion_attention_config).is_sparse
         others = vars(memory) | vars(self.caches) | vars(self.adapters) | vars(self.quantization)

@@ -12,6 +12,7 @@ import msgspec
 
 from polymux.config import EngineConfig
 from polymux.errors import ErrorInfo, PayloadTooLargeError
+from polymux.parcel import Chunk
 from polymux.request import Capabilities, Event, Request, StageStats
 
 
@@ -30,7 +31,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):
-    """An OutputChunk or SoundPiece of this request is used up: the stage may send another one."""
+    """An OutputChunk, SoundPiece or Chunk of this request is used up: the stage may send another one."""
 
     request_id: str
 
@@ -78,7 +79,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     stats: StageStats
 
 
-ToStage = Start | Add | Abort | Taken | Sleep | WakeUp | Stop
+ToStage = Start | Add | Abort | Taken | Sleep | WakeUp | Stop | Chunk
 FromStage = Ready | Fatal | Slept | Awake | Stats | Event
 
 LENGTH = struct.Struct("!I")

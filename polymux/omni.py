@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 from tqdm import tqdm
 
 from polymux.config import EngineConfig
@@ -21,7 +22,6 @@ from polymux.errors import InvalidRequestError, NotReadyError, PolymuxError
 from polymux.loop_thread import LoopThread
 from polymux.metrics import Metrics
 from polymux.omni_output import ChunkCollector, OmniPreview, OmniRequestOutput, output_of, preview_of
-from polymux.orchestrator.admission import room
 from polymux.orchestrator.launch import MakeStage
 from polymux.orchestrator.orchestrator import Orchestrator, Status
 from polymux.orchestrator.stage_client import ProcessStage
@@ -83,6 +83,11 @@ class AsyncOmni:
     def metrics(self) -> Metrics:
         return self._orchestrator.metrics
 
+    @property
+    def room(self) -> int:
+        """How many requests there may be at once, running and waiting."""
+        return self._orchestrator.room
+
     async def start(self) -> None:
         """Returns when a generation works. Raises ConfigError, CheckpointError, NotReadyError, StageDeadError."""
         await self._orchestrator.start()
@@ -98,10 +103,12 @@ class AsyncOmni:
         *,
         request_id: str | None = None,
         partial_images: int = 0,
+        session_id: str | None = None,
     ) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
         """Progress, up to `partial_images` previews of each picture, and then the output. Leaving early aborts the
-        request. Raises PolymuxError."""
-        request = self._request(prompt, sampling_params, request_id, partial_images)
+        request. Requests with the same `session_id` may be kept at one replica (`data_parallel_policy`). Raises
+        PolymuxError."""
+        request = self._request(prompt, sampling_params, request_id, partial_images, session_id)
         async with contextlib.aclosing(self.run(request)) as events:
             async for event in events:
                 yield event
@@ -112,6 +119,7 @@ class AsyncOmni:
         sampling_params: Params | None = None,
         *,
         request_id: str | None = None,
+        session_id: str | None = None,
     ) -> AsyncGenerator[Streamed]:
         """`generate`, for whoever uses frames up as they come: large arrays come as `OutputChunk`s, and are not in the
         output; the sound of models that speak comes as `SoundPiece`s, sentence by sentence. The stage goes on when a
@@ -120,7 +128,7 @@ class AsyncOmni:
 
         The request is sent, or refused, before this returns. Iterate, or end it with `abort`.
         """
-        request = self._request(prompt, sampling_params, request_id)
+        request = self._request(prompt, sampling_params, request_id, session_id=session_id)
         return self._outputs(request, self._orchestrator.generate(request))
 
     async def run(self, request: Request) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
@@ -155,9 +163,11 @@ class AsyncOmni:
         sampling_params: Params | None,
         request_id: str | None,
         partial_images: int = 0,
+        session_id: str | None = None,
     ) -> Request:
         try:
-            return request_of(prompt, sampling_params, request_id or uuid.uuid4().hex, partial_images)
+            request = request_of(prompt, sampling_params, request_id or uuid.uuid4().hex, partial_images)
+            return msgspec.structs.replace(request, session_id=session_id)
         except PolymuxError:
             self.metrics.count("refused")
             raise
@@ -226,7 +236,7 @@ class Omni:
 
     def _open(self, config: EngineConfig, make_stage: MakeStage) -> None:
         self._omni = AsyncOmni.from_config(config, make_stage)
-        self._places = asyncio.Semaphore(room(config))  # more prompts than that wait here, and are not refused
+        self._places = asyncio.Semaphore(self._omni.room)  # more prompts than that wait here, and are not refused
         self._loop = LoopThread("polymux")
         # When this object is collected or the interpreter ends, unless close() came first.
         self._finalizer = weakref.finalize(self, _abandon, self._omni, self._loop, os.getpid())

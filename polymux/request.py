@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from polymux.errors import ErrorInfo
+from polymux.parcel import Chunk, Consumed
 
 Modality = Literal["image", "video", "audio", "text"]
 FinishReason = Literal["stop", "length"]
@@ -147,6 +148,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     generator_state: bytes | None = None  # of params.generator, which itself does not travel
     messages: list[Message] = []  # in place of a prompt, for models that answer
     modalities: tuple[Modality, ...] = ()  # of the answer; empty: the model's own
+    session_id: str | None = None  # requests of one session may be kept at one replica
 
 
 class RequestMetrics(msgspec.Struct, frozen=True):
@@ -250,7 +252,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 News = Progress | Preview | OutputChunk | SoundPiece | TextPiece  # what comes before the end of a request
-Event = News | Finished | Failed
+Event = News | Finished | Failed | Chunk | Consumed
 
 
 class Distribution(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from polymux.cli import bench, cache, generate, models, serve, speak
+from polymux.cli import bench, cache, deploy_config, generate, models, serve, speak
 from polymux.cli.flags import Parser
 from polymux.errors import ConfigError, InvalidRequestError, PolymuxError
 from polymux.version import VERSION
@@ -50,8 +50,8 @@ def _build() -> tuple[Parser, dict[str, Parser]]:
     parser.add_argument("--version", action="version", version=f"polymux {VERSION}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     commands: dict[str, Parser] = {}
-    for module in (serve, generate, speak, models, cache, bench):
-        name = module.__name__.rpartition(".")[2]
+    for module in (serve, generate, speak, models, cache, deploy_config, bench):
+        name = module.__name__.rpartition(".")[2].replace("_", "-")
         command = subparsers.add_parser(name, help=module.HELP, description=module.HELP, usage=module.USAGE)
         module.add_arguments(command)
         command.set_defaults(run=module.run)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from polymux.parcel import Chunk
 from polymux.request import Capabilities, Event, Request, StageStats
 
 
@@ -38,6 +39,10 @@ class StageEngine(Protocol):
 
     def taken(self, request_id: str) -> None:
         """A chunk of this request's output is used up, and another may come. Unknown ids are no error."""
+        ...
+
+    def feed(self, chunk: Chunk) -> None:
+        """What the stage before hands on, of a request that was added. Unknown ids are no error."""
         ...
 
     def step(self) -> list[Event]: ...

@@ -18,6 +18,7 @@ from polymux.engine.rank_messages import Tick, Warm
 from polymux.engine.seeds import with_seed
 from polymux.errors import PolymuxError, from_info
 from polymux.messages import Abort, Add, Sleep, WakeUp
+from polymux.parcel import Chunk
 from polymux.request import Capabilities, Event, Failed, Request, StageStats
 
 LOSS_S = 2.0
@@ -76,6 +77,9 @@ class Executor:
 
     def taken(self, request_id: str) -> None:
         self.engine.taken(request_id)
+
+    def feed(self, chunk: Chunk) -> None:
+        self.engine.feed(chunk)
 
     def step(self) -> list[Event]:
         self._lead.telling = bool(self._orders) or self.engine.working

@@ -102,11 +102,7 @@ class GenerateEngine(SessionEngine[SoundJob, GenerateModel]):
         if call.steps is not None and not call.ends:
             session.steps.total = call.steps
 
-        def run(_: Parts) -> Array:
-            sound = self.family.adapter.run(model.own(), call)
-            return sound_of(sound, model.family.adapter.sample_rate(model.parts), job.params.speed)
-
-        session.open(model.parts, run)
+        session.open(model.parts, lambda _: self._run(job, index, model.own()))
         job.opened += 1
         job.started = job.started or time.perf_counter()
         job.sessions[index] = session
@@ -123,15 +119,24 @@ class GenerateEngine(SessionEngine[SoundJob, GenerateModel]):
         if session.error is not None:
             self._fail(job, as_polymux_error(session.error, session.where, computing=session.computing))
             return
-        call, sound = job.calls[session.index], session.result
+        call, result = job.calls[session.index], session.result
         self._close(job, session)
         if call.ends and call.steps is not None and session.steps.done >= call.steps:
             what = f"sentence {session.index + 1} had not come to its end after {call.steps} steps"
             self._fail(job, GenerationError(f"{what}: another seed may, and max_new_tokens accepts it as it is"))
             return
+        self._made(job, session.index, result)
+
+    def _run(self, job: SoundJob, index: int, own: Parts) -> Any:
+        """In a session: make the sound of a sentence."""
+        sound = self.family.adapter.run(own, job.calls[index])
+        return sound_of(sound, self.family.adapter.sample_rate(own), job.params.speed)
+
+    def _made(self, job: SoundJob, index: int, result: Any) -> None:
+        """A session has ended with this."""
         rate = self.described.sample_rate or 0
-        job.seconds_made += sound.shape[1] / rate
-        job.made[session.index] = parts_of(sound, rate, self.config.process.output_chunk_bytes)
+        job.seconds_made += result.shape[1] / rate
+        job.made[index] = parts_of(result, rate, self.config.process.output_chunk_bytes)
 
     def _idle(self) -> None:
         """All that there is to do is to wait until clients have used up what they have."""

@@ -34,16 +34,17 @@ class GenerateModel:
 
     @classmethod
     def load(cls, config: EngineConfig, device: torch.device) -> GenerateModel:
-        """From a checkpoint. Raises CheckpointError, ConfigError."""
+        """From a checkpoint; without the part that makes the sound, if that is another stage's. Raises CheckpointError,
+        ConfigError."""
         family, parts = load_parts(config, device)
-        return cls.of(family, parts, device)
+        return cls.of(family, parts, device, alone=config.stages.split_stages)
 
     @classmethod
-    def of(cls, family: GenerateFamily, parts: Parts, device: torch.device) -> GenerateModel:
-        """Of loaded parts."""
+    def of(cls, family: GenerateFamily, parts: Parts, device: torch.device, alone: bool = False) -> GenerateModel:
+        """Of loaded parts. `alone`: what is beside the model is there in name only."""
         modules = _captured(family, parts.model)
         tenants = [Tenant("model", "decoder", parts.model)]
-        if family.beside is not None:
+        if family.beside is not None and not alone:
             modules[family.beside[1]] = parts.beside
             tenants.append(Tenant(family.beside[1], "decoder", parts.beside))
         components = tuple(Component(name, module, _role(family, name)) for name, module in modules.items())

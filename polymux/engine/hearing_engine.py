@@ -104,7 +104,7 @@ class HearingEngine(SessionEngine[HearingJob, GenerateModel]):
         session.tap = StepTap(self.steps, session.steps)
 
         def run(_: Parts) -> Transcript:
-            return self.adapter.write(model.own(), call)
+            return self.adapter.transcribe(model.own(), call)
 
         session.open(model.parts, run)
         job.opened += 1

@@ -25,6 +25,7 @@ from polymux.engine.followers import Followers, GiveUp
 from polymux.errors import PayloadTooLargeError, PolymuxError, info_of
 from polymux.knobs import check_unchanged
 from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Start, Stats, Stop, Taken, ToStage, WakeUp
+from polymux.parcel import Chunk
 from polymux.request import Event, Failed, Finished, Request, StageStats
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,8 @@ class Stage:
                 engine.abort(request_id)
             case Taken(request_id):
                 engine.taken(request_id)
+            case Chunk():
+                engine.feed(message)
             case Sleep(level):
                 self._sleep(engine, level)
             case WakeUp():
@@ -160,9 +163,11 @@ def _engine_for(config: EngineConfig) -> StageEngine:
     from transformers.utils import logging as transformers_logging
 
     from polymux.engine.chat_engine import ChatEngine
+    from polymux.engine.decode_engine import DecodeEngine
     from polymux.engine.diffusion_engine import DiffusionEngine
     from polymux.engine.generate_engine import GenerateEngine
     from polymux.engine.hearing_engine import HearingEngine
+    from polymux.engine.write_engine import WriteEngine
     from polymux.families import generate_family_of
     from polymux.families.chat import ChatFamily
     from polymux.families.hearing import HearingFamily
@@ -173,6 +178,9 @@ def _engine_for(config: EngineConfig) -> StageEngine:
     name = model_class_in(resolve(config.model))
     if name is not None:
         family = generate_family_of(name)
+        if config.stages.split_stages and family is not None and family.graph is not None:
+            does = family.graph.stages[config.stage].does
+            return WriteEngine.load(config) if does == "write" else DecodeEngine.load(config)
         if isinstance(family, ChatFamily):
             return ChatEngine.load(config)
         engine = HearingEngine if isinstance(family, HearingFamily) else GenerateEngine

@@ -23,6 +23,7 @@ from polymux.engine.device import resolve_device
 from polymux.engine.job import Job
 from polymux.errors import NotReadyError, OutOfMemoryError, PolymuxError, RequestAbortedError
 from polymux.memory.measure import device_bytes, release, resident_bytes, used_bytes
+from polymux.parcel import Chunk
 from polymux.request import Capabilities, Event, Failed, Request, StageStats
 from polymux.validation import refuse, validate
 
@@ -116,6 +117,9 @@ class SessionEngine(ABC, Generic[AnyJob, AnyModel]):
         job = self.jobs.get(request_id)
         if job is not None and job.under_way:
             job.under_way -= 1
+
+    def feed(self, chunk: Chunk) -> None:
+        raise TypeError("this stage is the first one: there is none before it")
 
     @torch.inference_mode(False)
     @torch.no_grad()

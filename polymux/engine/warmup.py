@@ -12,6 +12,7 @@ from polymux.engine.base import StageEngine
 from polymux.errors import PolymuxError, from_info
 from polymux.families.base import Family
 from polymux.media.wire import to_wire
+from polymux.parcel import Chunk
 from polymux.request import Capabilities, Failed, Media, OmniDiffusionSamplingParams, OutputChunk, Request, SoundPiece
 
 SIDE = 256  # pixels; large enough for every size rule met so far
@@ -82,5 +83,5 @@ def _run_alone(engine: StageEngine, request: Request) -> None:
         for event in engine.step():
             if isinstance(event, Failed):
                 raise from_info(event.error)
-            if isinstance(event, (OutputChunk, SoundPiece)):
+            if isinstance(event, (OutputChunk, SoundPiece, Chunk)):
                 engine.taken(event.request_id)

@@ -8,7 +8,10 @@ from __future__ import annotations
 import copy
 import math
 import re
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from polymux.errors import InvalidRequestError
 from polymux.families.generate import (
@@ -17,11 +20,13 @@ from polymux.families.generate import (
     SPEECH,
     Adapter,
     Call,
+    FrameShape,
     GenerateFamily,
     Parts,
     Wish,
     told,
 )
+from polymux.families.graph import Arrays, Edge, Graph, StageDeclaration
 from polymux.request import SamplingParams
 
 SPEAKERS = ("S1", "S2")
@@ -68,6 +73,9 @@ class DiaAdapter(Adapter):
         ends = wish.params.max_new_tokens is None
         heard = {}
         if wish.reference is not None:
+            if parts.beside.device.type == "meta":
+                why = "the codec that would hear it is in another stage's process; serve without --split-stages"
+                raise InvalidRequestError(f"ref_audio: {why}", param="ref_audio")
             heard = {"text": text, "heard": wish.reference.samples}
             longest -= math.ceil(len(wish.reference.samples) / parts.processor.feature_extractor.hop_length)
         # Its own default, a whole length of positions, leaves no room for the delay of its channels.
@@ -96,6 +104,57 @@ class DiaAdapter(Adapter):
         names = ("eos_token_id", "pad_token_id", "bos_token_id")
         signs = {name: getattr(config.decoder_config, name) for name in names}
         return signs | {"delay_pattern": list(config.delay_pattern)}
+
+    def write(self, parts: Parts, call: Call, emit: Callable[[Arrays], None]) -> None:
+        config = parts.model.config
+        signs = {"delay": np.array(config.delay_pattern), "end": np.array(config.decoder_config.eos_token_id)}
+        parts.model.generate(**call.arguments, streamer=_Rows(len(config.delay_pattern), signs, emit))
+
+    def frame_shape(self, parts: Parts) -> FrameShape:
+        """Convolutions of 7, and in each block a transposed one, which reaches one step to each side, and three of 7
+        with dilations 1, 3 and 9."""
+        reach, rate = 3.0, 1
+        for stride in parts.beside.config.upsampling_ratios:
+            reach += 1 / rate
+            rate *= stride
+            reach += 3 * (1 + 3 + 9) / rate
+        frames = math.ceil(reach + 3 / rate)
+        return FrameShape(hop=rate, before=frames, after=frames)
+
+    def silence(self, parts: Parts) -> Arrays:
+        return {"codes": np.zeros((parts.beside.config.n_codebooks, 4), np.int64)}
+
+    def decode(self, parts: Parts, arrays: Arrays) -> Any:
+        return parts.beside.decode(audio_codes=arrays["codes"][None]).audio_values[0]
+
+
+class _Rows:
+    """A streamer: what is written at each step, one token for each channel."""
+
+    def __init__(self, channels: int, signs: Arrays, emit: Callable[[Arrays], None]) -> None:
+        self._channels, self._signs, self._emit = channels, signs, emit
+        self._begun = False
+
+    def put(self, tokens: Any) -> None:
+        """At first what the model begins with, which is none of the sound."""
+        if self._begun:
+            self._emit({"rows": tokens.numpy().reshape(1, self._channels), **self._signs})
+        self._begun = True
+
+    def end(self) -> None:
+        pass
+
+
+def frames_of(kept: Arrays, chunk: Arrays, last: bool) -> tuple[Arrays, Arrays]:
+    """Rows, in which channel c is late by its delay, become frames; they end where the first channel says so."""
+    rows, delay = chunk["rows"], chunk["delay"]
+    if "rows" in kept:
+        rows = np.concatenate([kept["rows"], rows])
+    ends = np.flatnonzero(rows[:, 0] == chunk["end"])
+    known = int(ends[0]) if len(ends) else len(rows)
+    count = max(min(known, len(rows) - int(delay.max())), 0)
+    codes = np.stack([rows[late : late + count, channel] for channel, late in enumerate(delay)])
+    return {"codes": codes}, {"rows": rows[count:]}
 
 
 class _Codec:
@@ -128,6 +187,10 @@ DIA = GenerateFamily(
     decoders=("audio_tokenizer",),
     arguments=(*SPEECH, *REFERENCE, *DRAWING, "max_new_tokens", "guidance_scale"),
     warmup=SamplingParams(seed=0, max_new_tokens=24),
+    graph=Graph(
+        stages=(StageDeclaration(name="tokens", does="write"), StageDeclaration(name="codec", does="decode")),
+        edges=(Edge(source=0, target=1, hand_off=frames_of),),
+    ),
 )
 
 FAMILIES = (DIA,)

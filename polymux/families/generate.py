@@ -7,12 +7,13 @@ what of the result is the sound. Adapters are given objects of transformers and 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from polymux.errors import InvalidRequestError
 from polymux.families.base import NOTHING
+from polymux.families.graph import Arrays, Graph
 from polymux.media.sentences import pieces
 from polymux.request import Modality, SamplingParams
 from polymux.sampling import generation_arguments
@@ -61,6 +62,16 @@ class Call:
     ends: bool = True
 
 
+@dataclass(frozen=True, kw_only=True)
+class FrameShape:
+    """How a decoder makes samples of frames: `hop` samples of each, which depend on so many frames before and after it
+    as well. So a chunk that comes with these is decoded as in one go."""
+
+    hop: int
+    before: int
+    after: int
+
+
 class Adapter:
     """Between a request and a model of one family. Without state; `parts` are a session's own in `run`."""
 
@@ -107,6 +118,25 @@ class Adapter:
         """Call the model; the sound as a tensor (samples), or (channels, samples)."""
         raise NotImplementedError
 
+    # Of families that declare a graph: `run` in two stages.
+
+    def write(self, parts: Parts, call: Call, emit: Callable[[Arrays], None]) -> None:
+        """Call the model, and emit arrays as they are written: rows of all of them belong together."""
+        raise NotImplementedError
+
+    def frame_shape(self, parts: Parts) -> FrameShape:
+        """Of the decoder, which is `parts.beside`."""
+        raise NotImplementedError
+
+    def silence(self, parts: Parts) -> Arrays:
+        """A few frames, to try the decoder with."""
+        raise NotImplementedError
+
+    def decode(self, parts: Parts, arrays: Arrays) -> Any:
+        """Samples of frames, as a tensor like that of `run`. `arrays`: what the edge hands over, as tensors
+        on the device, frames last."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateFamily:
@@ -131,6 +161,7 @@ class GenerateFamily:
     extra: what extra_args may hold.
     merge: as in `base.Family`; nothing yet, and `unmerged_because` says why.
     warmup: the parameters of the generation that is made before the first request.
+    graph: the stages that its models can be split into; see `Writer` and `Decoder` for what an adapter does then.
     """
 
     name: str
@@ -154,6 +185,7 @@ class GenerateFamily:
     merge: frozenset[str] = NOTHING
     unmerged_because: str = "each request has a cache of its own, and merging them is not proven"
     warmup: SamplingParams = SamplingParams(seed=0)
+    graph: Graph | None = None
 
 
 def told(wish: Wish) -> dict[str, Any]:

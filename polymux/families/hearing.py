@@ -46,7 +46,7 @@ class HearingAdapter(Adapter):
         """The arguments, before any work is done. Raises InvalidRequestError for what it cannot hear."""
         raise NotImplementedError
 
-    def write(self, parts: Parts, call: Call) -> Transcript:
+    def transcribe(self, parts: Parts, call: Call) -> Transcript:
         """Call the model."""
         raise NotImplementedError
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from polymux.errors import InvalidRequestError
-from polymux.families.generate import SPEECH, Adapter, Call, GenerateFamily, Parts, Wish, known_tokens
+from polymux.families.generate import SPEECH, Adapter, Call, FrameShape, GenerateFamily, Parts, Wish, known_tokens
+from polymux.families.graph import Arrays, Edge, Graph, StageDeclaration
 
 _THRESHOLD, _SHORTEST, _LONGEST = 0.5, 0.0, 20.0  # of its generate_speech
 
@@ -47,6 +52,33 @@ class SpeechT5Adapter(Adapter):
     def run(self, parts: Parts, call: Call) -> Any:
         return parts.model.generate_speech(**call.arguments, vocoder=parts.beside)
 
+    def write(self, parts: Parts, call: Call, emit: Callable[[Arrays], None]) -> None:
+        """All at once: the last thing that it does looks at the whole of it."""
+        emit({"rows": parts.model.generate_speech(**call.arguments).float().cpu().numpy()})
+
+    def frame_shape(self, parts: Parts) -> FrameShape:
+        """Convolutions of 7; between them transposed ones, each with several others side by side."""
+        config, reach, rate = parts.beside.config, 3.0, 1
+        kernels = zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
+        widest = max(sum((kernel - 1) // 2 * (dilation + 1) for dilation in each) for kernel, each in kernels)
+        for stride, kernel in zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True):
+            reach += math.ceil(kernel / stride) / rate
+            rate *= stride
+            reach += widest / rate
+        frames = math.ceil(reach + 3 / rate)
+        return FrameShape(hop=rate, before=frames, after=frames)
+
+    def silence(self, parts: Parts) -> Arrays:
+        return {"spectrum": np.zeros((parts.beside.config.model_in_dim, 4), np.float32)}
+
+    def decode(self, parts: Parts, arrays: Arrays) -> Any:
+        return parts.beside(arrays["spectrum"].T.to(parts.beside.dtype))
+
+
+def spectrum_of(kept: Arrays, chunk: Arrays, last: bool) -> tuple[Arrays, Arrays]:
+    """Rows are frames."""
+    return {"spectrum": chunk["rows"].T}, {}
+
 
 SPEECHT5 = GenerateFamily(
     name="speecht5",
@@ -62,6 +94,10 @@ SPEECHT5 = GenerateFamily(
     arguments=(*SPEECH, "speaker_embedding"),
     unheard_because="their voices are vectors (x-vectors): give one as speaker_embedding",
     extra=("threshold", "minlenratio", "maxlenratio"),
+    graph=Graph(
+        stages=(StageDeclaration(name="spectrum", does="write"), StageDeclaration(name="vocoder", does="decode")),
+        edges=(Edge(source=0, target=1, hand_off=spectrum_of),),
+    ),
 )
 
 FAMILIES = (SPEECHT5,)

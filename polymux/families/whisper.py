@@ -56,7 +56,7 @@ class WhisperAdapter(HearingAdapter):
             raise InvalidRequestError(f"prompt: it has {len(ids)} tokens: allowed are {most}", param="prompt")
         return ids.to(parts.model.device)
 
-    def write(self, parts: Parts, call: Call) -> Transcript:
+    def transcribe(self, parts: Parts, call: Call) -> Transcript:
         arguments = dict(call.arguments)
         timestamps, samples = self.timestamps(parts), arguments.pop("samples")
         inputs = self._features(parts, samples)

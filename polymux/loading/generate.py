@@ -56,7 +56,10 @@ def load_parts(config: EngineConfig, device: torch.device) -> tuple[GenerateFami
         if isinstance(family, ChatFamily):
             with reading(f"{folder}: {name}"):
                 family.adapter.complete(model, str(folder))
-        beside = _beside(config, family, folder, device, dtype, options.flags)
+        if config.stages.split_stages:
+            beside = _beside_in_name(config, family, folder)
+        else:
+            beside = _beside(config, family, folder, device, dtype, options.flags)
         parts = Parts(
             model=model,
             processor=_processor(family, folder, beside),
@@ -101,6 +104,13 @@ def _class(name: str) -> type:
     return found
 
 
+def _model(
+    name: str, class_name: str, place: Path, device: torch.device, dtype: torch.dtype, flags: LoadFlags
+) -> torch.nn.Module:
+    part = Part(name, _class(class_name), place)
+    return load_model(part, part.weights(flags), device, dtype, flags)
+
+
 def _beside(
     config: EngineConfig,
     family: GenerateFamily,
@@ -112,6 +122,37 @@ def _beside(
     if family.beside is None:
         return None
     class_name, inside = family.beside
+    return _model(inside, class_name, _place_beside(config, family, folder), device, dtype, flags)
+
+
+def _beside_in_name(config: EngineConfig, family: GenerateFamily, folder: Path) -> torch.nn.Module | None:
+    """What is beside the model, without weights: another stage has them, and here its settings are asked for."""
+    if family.beside is None:
+        return None
+    place, kind = _place_beside(config, family, folder), _class(family.beside[0])
+    with reading(place), torch.device("meta"):
+        made: torch.nn.Module = kind(kind.config_class.from_pretrained(place))  # type: ignore[attr-defined]
+    return made
+
+
+def load_beside(config: EngineConfig, device: torch.device) -> tuple[GenerateFamily, Parts]:
+    """Only what is beside the model: the part that makes the sound. Raises CheckpointError, ConfigError."""
+    start = time.perf_counter()
+    options = parse_options(config.model.diffusers_load_kwargs)
+    folder = resolve(config.model)
+    name, family = declared_model(folder, str(folder))
+    check_settings(config, family)
+    dtype = auto_dtype("fp32" if family.precise and config.model.dtype == "auto" else config.model.dtype, device)
+    with quiet():
+        beside = _beside(config, family, folder, device, dtype, options.flags)
+    logger.info("loaded what makes the sound of %s in %.1f s", name, time.perf_counter() - start)
+    return family, Parts(model=None, processor=None, beside=beside)
+
+
+def _place_beside(config: EngineConfig, family: GenerateFamily, folder: Path) -> Path:
+    """The folder of what is beside the model."""
+    assert family.beside is not None
+    class_name, inside = family.beside
     if config.speech.vocoder is not None:
         place = fetch_model(config.speech.vocoder, config.model.cache_dir)
     else:
@@ -122,8 +163,7 @@ def _beside(
     found = model_class_in(place)
     if found not in (None, class_name):
         raise CheckpointError(f"{place / CONFIG}: it is a {found}, and a {class_name} is needed")
-    part = Part(inside, _class(class_name), place)
-    return load_model(part, part.weights(flags), device, dtype, flags)
+    return place
 
 
 def _processor(family: GenerateFamily, folder: Path, beside: object) -> object:

@@ -15,6 +15,7 @@ STAGE = ("model_name", "stage", "replica")
 
 LATENCY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0)
 RUN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+TRANSFER_S = (0.00001, 0.0001, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 HTTP_S = (0.005, 0.01, 0.025, 0.05, *LATENCY_S[1:])
 
@@ -78,6 +79,12 @@ FRAMES = _counter("frames", "Frames of videos made.")
 PIXELS = _counter("pixels", "Pixels of pictures and frames made.")
 AUDIO = _counter("audio_seconds", "Seconds of sound made.")
 
+EDGE = (*MODEL, "from_stage", "to_stage")
+TRANSFER_BYTES = _counter("transfer_bytes", "Tensors handed from stage to stage.", EDGE)
+TRANSFER_SECONDS = _histogram(
+    "transfer_seconds", "A chunk's way from stage to stage: the time to put it there and to get it.", TRANSFER_S, EDGE
+)
+
 READY = _gauge("stage_ready", "1 if a generation would work now, else 0.", STAGE)
 RESTARTS = _counter("stage_restarts", "Times that the stage's process was replaced.", STAGE)
 STEPS = _counter("denoise_steps", "Denoising steps, each request's counted.", STAGE)
@@ -113,14 +120,17 @@ REQUEST_METRICS = (RUNNING, WAITING, REQUESTS, LATENCY, QUEUE, PHASES, STEP, OUT
 STAGE_METRICS = (
     *(READY, RESTARTS, STEPS, RUN_SECONDS, BATCH_SIZE, OFFLOAD_BYTES, OFFLOAD_LATE, CACHE_QUERIES, CACHE_HITS),
     *(DEVICE_MEMORY, HOST_MEMORY),
+    *(TRANSFER_BYTES, TRANSFER_SECONDS),
 )
 HTTP_METRICS = (HTTP_REQUESTS, HTTP_SECONDS)
 ALL = (*REQUEST_METRICS, *STAGE_METRICS, *HTTP_METRICS)
 
 LABELS = {  # what a label says, and which values it takes
     "model_name": "the name that clients use for the model",
-    "stage": "a stage of the model, by number; there is one: `0`",
-    "replica": "a replica of the stage, by number; there is one: `0`",
+    "stage": "a stage of the model, by number, from `0`",
+    "replica": "a replica of the stage, by number, from `0`",
+    "from_stage": "the stage that hands on",
+    "to_stage": "the stage that gets it",
     "outcome": "`completed`; `failed`: a fault of the model or its process; `aborted`: the client left, or the "
     "request's time was over (504); `refused`: the request is wrong (4xx), there is no room (429) or the model is not "
     "ready (503)",

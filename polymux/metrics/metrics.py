@@ -21,7 +21,8 @@ from polymux.request import ArrayData, Finished, ImageData, OutputChunk, StageSt
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PHASES = ("encode", "denoise", "decode")
-ONLY_STAGE = ("0", "0")  # stage and replica
+Stage = tuple[str, str]  # the numbers of a stage and of one of its replicas
+FIRST: Stage = ("0", "0")
 
 
 def counter(spec: Spec, registry: CollectorRegistry) -> Counter:
@@ -33,9 +34,9 @@ def histogram(spec: Spec, registry: CollectorRegistry) -> Histogram:
 
 
 class Metrics:
-    """`model_name` is how clients call the model."""
+    """`model_name` is how clients call the model, `stages` are the processes that there will be."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, stages: Sequence[Stage] = (FIRST,)) -> None:
         self.registry = registry = CollectorRegistry()
         self._name = model_name
         self._requests = counter(catalog.REQUESTS, registry)
@@ -49,18 +50,24 @@ class Metrics:
             for spec in (catalog.IMAGES, catalog.FRAMES, catalog.PIXELS, catalog.AUDIO)
         )
         self._restarts = counter(catalog.RESTARTS, registry)
-        self._stages = StageCollector(model_name, [ONLY_STAGE])
+        self._transfer_bytes = counter(catalog.TRANSFER_BYTES, registry)
+        self._transfer_seconds = histogram(catalog.TRANSFER_SECONDS, registry)
+        self._stages = StageCollector(model_name, stages)
         registry.register(self._stages)
         for outcome in OUTCOMES:
             self._requests.labels(model_name, outcome)  # shown as 0 from the start
         for phase in PHASES:
             self._phases.labels(model_name, phase)
-        self._restarts.labels(model_name, *ONLY_STAGE)
+        for stage in stages:
+            self._restarts.labels(model_name, *stage)
+        self._gauges: dict[Spec, Gauge] = {}
 
-    def watch(self, spec: Spec, value: Callable[[], float]) -> None:
+    def watch(self, spec: Spec, value: Callable[[], float], stage: Stage = FIRST) -> None:
         """A gauge that is read when somebody looks."""
-        labels = (self._name, *ONLY_STAGE)[: len(spec.labels)]
-        Gauge(spec.name, spec.help, spec.labels, registry=self.registry).labels(*labels).set_function(value)
+        if spec not in self._gauges:
+            self._gauges[spec] = Gauge(spec.name, spec.help, spec.labels, registry=self.registry)
+        labels = (self._name, *stage)[: len(spec.labels)]
+        self._gauges[spec].labels(*labels).set_function(value)
 
     def count(self, outcome: Outcome) -> None:
         """A request has ended without an output."""
@@ -83,19 +90,26 @@ class Metrics:
         for chunk in begun:
             self._count_array(chunk.rows.dtype, chunk.shape, finished)
 
-    def restarted(self) -> None:
-        """The stage's process is about to be replaced."""
-        self._restarts.labels(self._name, *ONLY_STAGE).inc()
+    def restarted(self, stage: Stage = FIRST) -> None:
+        """The process is about to be replaced."""
+        self._restarts.labels(self._name, *stage).inc()
 
-    def stage_began(self, stats: StageStats) -> None:
-        """A stage's process is ready; `stats` is what it had done by then."""
-        self._stages.begin(ONLY_STAGE, stats)
+    def stage_began(self, stats: StageStats, stage: Stage = FIRST) -> None:
+        """A process is ready; `stats` is what it had done by then."""
+        self._stages.begin(stage, stats)
 
-    def stage_reported(self, stats: StageStats) -> None:
-        self._stages.report(ONLY_STAGE, stats)
+    def stage_reported(self, stats: StageStats, stage: Stage = FIRST) -> None:
+        self._stages.report(stage, stats)
 
-    def stage_ended(self) -> None:
-        self._stages.end(ONLY_STAGE)
+    def stage_ended(self, stage: Stage = FIRST) -> None:
+        self._stages.end(stage)
+
+    def handed_on(self, source: int, target: int, nbytes: int) -> None:
+        """From one stage to another."""
+        self._transfer_bytes.labels(self._name, str(source), str(target)).inc(nbytes)
+
+    def arrived(self, source: int, target: int, seconds: float) -> None:
+        self._transfer_seconds.labels(self._name, str(source), str(target)).observe(seconds)
 
     def render(self) -> bytes:
         """All of it in Prometheus' text format, `CONTENT_TYPE`."""

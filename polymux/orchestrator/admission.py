@@ -25,8 +25,11 @@ def admit(
     validate(request, capabilities, config.limits)  # first: a request that can never succeed should not be retried
     if in_flight >= room(config):
         running, queued = config.scheduler.max_num_seqs, config.scheduler.max_queue
+        each, replicas = "(--max-num-seqs)", config.replicas.data_parallel_size
+        if replicas > 1:
+            each = f"in each of {replicas} replicas {each}"
         raise QueueFullError(
-            f"{in_flight} requests are in flight: allowed are {running} running (--max-num-seqs) "
+            f"{in_flight} requests are in flight: allowed are {running} running {each} "
             f"and {queued} waiting (--max-queue)",
             retry_after_s=min(max(math.ceil(seconds_until_room), 1), LONGEST_RETRY_S),
         )
@@ -34,4 +37,4 @@ def admit(
 
 def room(config: EngineConfig) -> int:
     """How many requests there may be at once, running and waiting."""
-    return config.scheduler.max_num_seqs + config.scheduler.max_queue
+    return config.scheduler.max_num_seqs * config.replicas.data_parallel_size + config.scheduler.max_queue

@@ -1,9 +1,10 @@
-"""Owns the stage of a model and the requests that are under way: the one place that knows whether a generation works.
+"""Owns the stages of a model: the one place that knows whether a generation works.
 
                asleep
                  ↕
     loading ──> ready ──> draining ──> dead
-       ^──────────┘ └───────────────────^      when the stage dies; with --restart-stages it is loaded again
+       ^──────────┘ └───────────────────^      when the last replica of a stage dies; with --restart-stages it is loaded
+                                               again
 
 Knows neither HTTP nor prompts nor tensors. All of it runs in the event loop of `start`, so there are no locks.
 """
@@ -12,22 +13,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Literal
 
 from polymux.config import EngineConfig
 from polymux.errors import InvalidRequestError, NotReadyError, PolymuxError, StageDeadError, from_info
-from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Stats, Taken, WakeUp
-from polymux.metrics import Metrics, catalog
-from polymux.orchestrator.admission import admit
-from polymux.orchestrator.launch import MakeStage, RunningStage, destroy, launch, relaunch
+from polymux.messages import Sleep, Slept, WakeUp
+from polymux.metrics import Metrics
+from polymux.orchestrator.admission import admit, room
+from polymux.orchestrator.balance import Pool
+from polymux.orchestrator.defaults import check_defaults, with_defaults
+from polymux.orchestrator.launch import MakeStage
+from polymux.orchestrator.plan import of_replica, plan_of
+from polymux.orchestrator.replica import Replica
+from polymux.orchestrator.router import Router
 from polymux.orchestrator.stage_client import ProcessStage
 from polymux.orchestrator.tickets import Ticket, Tickets
-from polymux.orchestrator.watchdog import Watchdog
-from polymux.request import Capabilities, Finished, News, OutputChunk, Request, SoundPiece, StageStats
-
-log = logging.getLogger(__name__)
+from polymux.request import Capabilities, Event, Finished, News, OutputChunk, Request, SoundPiece
 
 Status = Literal["loading", "ready", "asleep", "draining", "dead"]
 
@@ -48,21 +50,48 @@ class Orchestrator:
         self, config: EngineConfig, make_stage: MakeStage = ProcessStage, *, model_name: str | None = None
     ) -> None:
         self.config = config
-        self.metrics = Metrics(model_name or config.model.model)
-        self.status: Status = "loading"
+        self.plan = plan_of(config)
+        keys = [(stage, index) for stage, one in enumerate(self.plan) for index in range(one.replicas)]
+        labels = [(str(stage), str(index)) for stage, index in keys]
+        self.metrics = Metrics(model_name or config.model.model, labels)
         self.reason: PolymuxError | None = None  # why it is dead; for the operator, not for clients
-        self.capabilities: Capabilities | None = None  # None until the model was ready for the first time
-        self.stats = StageStats()  # as the present process reported last
-        self._make_stage = make_stage
+        places = [(key, of_replica(self.plan[key[0]].config, key[1])) for key in keys]
+        self.replicas = [Replica(key, own, make_stage, self, self.metrics) for key, own in places]
+        self._stages = [
+            Pool([r for r in self.replicas if r.stage == stage], one.config.replicas.data_parallel_policy)
+            for stage, one in enumerate(self.plan)
+        ]
         self._tickets = Tickets(self.metrics)
-        self._running: RunningStage | None = None
+        self._router = Router(self._stages, self._tickets, self.metrics)
         self._keeper: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()  # ready for the first time, or dead
         self._dead = asyncio.Event()
+        self._draining = False
         self._turn = asyncio.Lock()  # one goes to sleep, or wakes up, at a time
-        self._answer: asyncio.Future[Slept | Awake] | None = None
+        self._level = 0  # at which it sleeps
         self._naps: set[asyncio.Task[int]] = set()
-        self.metrics.watch(catalog.READY, lambda: float(self.status == "ready"))
+
+    @property
+    def status(self) -> Status:
+        if self._dead.is_set():
+            return "dead"
+        if self._draining:
+            return "draining"
+        phases = {stage.phase for stage in self._stages}
+        if not self._settled.is_set() and "dead" not in phases:
+            return "loading"
+        worst: tuple[Status, ...] = ("dead", "loading", "asleep")
+        return next((status for status in worst if status in phases), "ready")
+
+    @property
+    def room(self) -> int:
+        """How many requests there may be at once, running and waiting."""
+        return room(self.plan[0].config)
+
+    @property
+    def capabilities(self) -> Capabilities | None:
+        """None until the model was ready for the first time."""
+        return next((r.capabilities for r in self._stages[0].replicas if r.capabilities is not None), None)
 
     async def start(self) -> None:
         """Returns when a generation works. Raises what kept the stage from it; then nothing of it is left."""
@@ -77,6 +106,11 @@ class Orchestrator:
         if self.status == "dead":
             await asyncio.wait([self._keeper])
             raise self.reason or NotReadyError(_NOT_READY["dead"])
+        try:
+            check_defaults(self.plan[0].defaults, self.capabilities, self.config.limits)
+        except PolymuxError:
+            await self.close()
+            raise
 
     def generate(self, request: Request) -> AsyncGenerator[News | Finished]:
         """Progress, previews, parts of the output, the rest of it. The request is sent, or refused, before this
@@ -89,42 +123,37 @@ class Orchestrator:
                 async for event in events:
                     yield event
                     if isinstance(event, (OutputChunk, SoundPiece)):
-                        ticket.unused -= 1
-                        if self._running is not None:
-                            self._running.stage.send(Taken(event.request_id))
+                        self._router.used(ticket)
         finally:
             if not ticket.ended:
                 self.abort(ticket.request_id)
 
     def submit(self, request: Request) -> Ticket:
-        """Send a request to the stage. Raises NotReadyError, InvalidRequestError, QueueFullError."""
+        """Send a request to the first stage. Raises NotReadyError, InvalidRequestError, QueueFullError."""
         try:
-            running = self.check_ready()
-            wait = self._tickets.seconds_until_one_ends()
-            admit(request, running.capabilities, self.config, self._tickets.live, wait)
+            self.check_ready()
+            capabilities, wait = self.capabilities, self._tickets.seconds_until_one_ends()
+            assert capabilities is not None  # it is ready
+            request = with_defaults(request, self.plan[0].defaults, capabilities)
+            admit(request, capabilities, self.plan[0].config, self._tickets.live, wait)
             if request.request_id in self._tickets:
                 message = f"request_id={request.request_id!r}: a request with this id is under way"
                 raise InvalidRequestError(message, param="request_id")
-            running.stage.send(Add(request))
+            return self._router.begin(request)
         except PolymuxError:
             self.metrics.count("refused")
             raise
-        return self._tickets.open(request.request_id)
 
     def abort(self, request_id: str) -> bool:
-        """End a request for its consumer now and in the stage soon. False if it is unknown or has ended."""
-        if not self._tickets.abort(request_id):
-            return False
-        if self._running is not None:
-            self._running.stage.send(Abort(request_id))
-        return True
+        """End a request for its consumer now and in the stages soon. False if it is unknown or has ended."""
+        return self._router.abort(request_id)
 
-    def check_ready(self) -> RunningStage:
+    def check_ready(self) -> None:
         """Raises NotReadyError unless a generation would work now."""
-        if self.status != "ready" or self._running is None:
-            again = self.status == "loading" and self.capabilities is not None
-            raise NotReadyError(_LOADING_AGAIN if again else _NOT_READY[self.status])
-        return self._running
+        status = self.status
+        if status != "ready":
+            again = status == "loading" and self._settled.is_set()
+            raise NotReadyError(_LOADING_AGAIN if again else _NOT_READY[status])
 
     async def sleep(self, level: int) -> int:
         """Finish what is under way, take nothing new, give the device's memory back: the bytes that others have of it.
@@ -147,13 +176,15 @@ class Orchestrator:
         return self.reason
 
     async def drain(self, grace: float) -> None:
-        """Take no new requests, give those under way `grace` seconds, stop the stage. Works at any time, and twice."""
+        """Take no new requests, give those under way `grace` seconds, stop the stages. Works at any time, and twice."""
         if self._keeper is None:
             self._end()
             return
         try:
-            if self.status != "dead":
-                self.status = "draining"
+            if not self._dead.is_set():
+                self._draining = True
+                for replica in self.replicas:
+                    replica.retired = True
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._tickets.until_none_live(), grace)
                 await self._stop()
@@ -166,146 +197,126 @@ class Orchestrator:
         await self.drain(0)
 
     def kill(self) -> None:
-        """End the stage's process now. For when the event loop cannot do it: callable from any thread."""
-        if self._running is not None:
-            self._running.stage.kill()
+        """End the stages' processes now. For when the event loop cannot do it: callable from any thread."""
+        for replica in self.replicas:
+            replica.kill()
 
-    async def _uninterrupted(self, nap: Coroutine[None, None, int]) -> int:
-        """Whoever asked may leave; what has begun goes on, and the status stays true."""
+    # What replicas tell; see `replica.Owner`.
+
+    def came(self, replica: Replica) -> None:
+        others = [other for other in self.replicas if other is not replica]
+        if self._level and any(other.phase == "asleep" for other in others):
+            replica.phase = "asleep"  # as the others; it must not keep memory that was given away
+            self._begin(self._put_down(replica))
+        if all(other.phase != "loading" for other in self.replicas):
+            self._settled.set()
+
+    def said(self, replica: Replica, event: Event) -> None:
+        self._router.said(replica, event)
+
+    def lost(self, replica: Replica) -> None:
+        self._router.lost(replica)
+
+    # Sleep: all replicas at once. One that has died wakes up with the others, if it is started again.
+
+    def _begin(self, nap: Coroutine[None, None, int]) -> asyncio.Task[int]:
         task = asyncio.create_task(nap)
         self._naps.add(task)
         task.add_done_callback(self._naps.discard)
-        return await asyncio.shield(task)
+        return task
+
+    async def _uninterrupted(self, nap: Coroutine[None, None, int]) -> int:
+        """Whoever asked may leave; what has begun goes on, and the status stays true."""
+        return await asyncio.shield(self._begin(nap))
 
     async def _sleep(self, level: int) -> int:
         async with self._turn:
             self.check_ready()
-            self.status = "asleep"
+            self._level = level  # also of those that come meanwhile
+            awake = [replica for replica in self.replicas if replica.phase == "ready"]
+            for replica in awake:
+                replica.phase = "asleep"
             await self._tickets.until_none_live()
-            answer = await self._ask(Sleep(level))
-            if not isinstance(answer, Slept) or answer.error is not None:
-                if self.status == "asleep":
-                    self.status = "ready"
-                raise from_info(answer.error) if answer.error else StageDeadError("the stage process woke up instead")
-            return answer.freed
+            if self._draining:
+                raise NotReadyError(_NOT_READY["draining"])
+            awake = [replica for replica in awake if replica.phase == "asleep"]  # others have died meanwhile
+            if not awake:
+                self._level = 0
+                raise StageDeadError("the model's process died on its way to sleep")
+            answers = await asyncio.gather(*(_asleep(replica, level) for replica in awake), return_exceptions=True)
+            refusals = [answer for answer in answers if isinstance(answer, BaseException)]
+            if refusals:
+                down = [r for r, answer in zip(awake, answers, strict=True) if isinstance(answer, int)]
+                self._level = 0
+                await asyncio.gather(*map(_awake, down), return_exceptions=True)
+                raise refusals[0]
+            return sum(answer for answer in answers if isinstance(answer, int))
 
     async def _wake_up(self) -> int:
         async with self._turn:
-            if self.status != "ready":
-                answer = await self._ask(WakeUp())
-                if answer.error is not None:
-                    raise from_info(answer.error)
-                if self.status == "asleep":
-                    self.status = "ready"
+            self._level = 0
+            asleep = [replica for replica in self.replicas if replica.phase == "asleep"]
+            if not asleep:
+                self.check_ready()
+            answers = await asyncio.gather(*map(_awake, asleep), return_exceptions=True)
+            for answer in answers:
+                if isinstance(answer, BaseException):
+                    raise answer
             return 0
 
-    async def _ask(self, message: Sleep | WakeUp) -> Slept | Awake:
-        """Send to the sleeping stage and wait for its answer. Raises NotReadyError, StageDeadError."""
-        if self.status != "asleep" or self._running is None:
-            raise NotReadyError(_NOT_READY[self.status])
-        self._answer = asyncio.get_running_loop().create_future()
-        self._running.stage.send(message)
-        try:
-            async with asyncio.timeout(self.config.process.stage_init_timeout):
-                return await self._answer
-        except TimeoutError:
-            self.kill()
-            raise StageDeadError("the model's process did not answer in time (--stage-init-timeout)") from None
-        finally:
-            self._answer = None
+    async def _put_down(self, replica: Replica) -> int:
+        """One that came while the others sleep."""
+        async with self._turn:
+            if replica.phase == "asleep":
+                if not self._level:
+                    replica.phase = "ready"
+                    return 0
+                with contextlib.suppress(PolymuxError):
+                    return await _asleep(replica, self._level)
+            return 0
+
+    # The life of it all.
 
     async def _stop(self) -> None:
-        if self._running is None:
-            return
-        for request_id in self._tickets.live_ids():
-            self._running.stage.send(Abort(request_id))
-        self._tickets.fail_all(NotReadyError("shut down before the request was done"))
-        await self._running.stage.close()
+        self._router.abort_all(NotReadyError("shut down before the request was done"))
+        await asyncio.gather(*(replica.close() for replica in self.replicas))
 
     async def _keep(self) -> None:
-        """The life of the stage, over as many processes as it takes."""
-        start, running = launch, None
+        """Until a stage has no replica any more, or one did not start at first."""
+        lives = {asyncio.create_task(replica.keep()): replica for replica in self.replicas}
         try:
-            while self.status == "loading":
-                running = await start(self._make_stage, self.config)
-                self._take_over(running)
-                self.reason = await self._attend(running)
-                self._lose()
-                await destroy(running.stage)
-                running = None
-                if self.status == "loading":
-                    log.error("%s; starting it again", self.reason)
-                    self.metrics.restarted()
-                    start = relaunch
-        except PolymuxError as error:
-            self.reason = error
-        except Exception as error:  # a fault of ours; whoever waits must hear of it all the same
-            log.exception("the orchestrator cannot go on")
-            self.reason = PolymuxError(f"internal error: {type(error).__name__}")
+            waiting = set(lives)
+            while waiting:
+                ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if not self._settled.is_set() or any(stage.phase == "dead" for stage in self._stages):
+                    self.reason = next((lives[life].reason for life in ended), None)
+                    break
         finally:
             self._end()
-            if running is not None:  # also if it was on its way when this was cancelled
-                await destroy(running.stage)
-
-    def _take_over(self, running: RunningStage) -> None:
-        self._running, self.capabilities, self.stats = running, running.capabilities, running.stats
-        self.metrics.stage_began(running.stats)
-        self.reason = None
-        if self.status == "loading":
-            self.status = "ready"
-        self._settled.set()
-
-    async def _attend(self, running: RunningStage) -> PolymuxError | None:
-        """Returns when the stage has ended or hangs, with the reason; None if it was told to end."""
-        patience = self.config.process.stage_hang_timeout
-        watchdog = Watchdog(patience, lambda: self._tickets.expectant)
-        pump, hung = asyncio.create_task(self._pump(running, watchdog)), asyncio.create_task(watchdog.until_hung())
-        try:
-            await asyncio.wait((pump, hung), return_when=asyncio.FIRST_COMPLETED)
-            if pump.done():
-                return pump.result()
-            return StageDeadError(f"the stage gave no sign of progress for {patience:g} s (--stage-hang-timeout)")
-        finally:
-            pump.cancel()
-            hung.cancel()
-            await asyncio.gather(pump, hung, return_exceptions=True)
-
-    async def _pump(self, running: RunningStage, watchdog: Watchdog) -> PolymuxError | None:
-        """Hand out what the stage says, until it ends. Returns why it ended; None if it was told to."""
-        try:
-            async for message in running.events:
-                watchdog.heard()
-                match message:
-                    case Stats(stats):
-                        self.metrics.stage_reported(stats)
-                        self.stats = stats
-                    case Fatal(error):
-                        return from_info(error)
-                    case Slept() | Awake():
-                        if self._answer is not None:
-                            self._answer.set_result(message)
-                    case Ready():
-                        return StageDeadError("the stage process reported ready twice")
-                    case event:
-                        self._tickets.deliver(event)
-            death = StageDeadError("the stage process ended by itself")
-        except StageDeadError as error:
-            death = error
-        return None if self.status == "draining" else death
-
-    def _lose(self) -> None:
-        """The stage is gone: tell everybody who waits for it, at once."""
-        again = self.status in ("ready", "asleep") and self.config.process.restart_stages
-        self.status = "loading" if again else "dead"
-        self._running = None
-        self.metrics.stage_ended()
-        self._tickets.fail_all(StageDeadError("the model's process died while it held the request"))
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(StageDeadError("the model's process died on its way to sleep or from it"))
+            for life in lives:
+                life.cancel()
+            await asyncio.gather(*lives, return_exceptions=True)
 
     def _end(self) -> None:
         self.kill()
-        self._lose()
-        self.status = "dead"
-        self._settled.set()
         self._dead.set()
+        self._tickets.fail_all(StageDeadError("the model's process died while it held the request"))
+        self._settled.set()
+
+
+async def _asleep(replica: Replica, level: int) -> int:
+    """Put it to sleep; the bytes. It is ready again if it refuses, which is raised."""
+    answer = await replica.ask(Sleep(level))
+    if not isinstance(answer, Slept) or answer.error is not None:
+        if replica.phase == "asleep":
+            replica.phase = "ready"
+        raise from_info(answer.error) if answer.error else NotReadyError("the stage process woke up instead")
+    return answer.freed
+
+
+async def _awake(replica: Replica) -> None:
+    answer = await replica.ask(WakeUp())
+    if answer.error is not None:
+        raise from_info(answer.error)
+    if replica.phase == "asleep":
+        replica.phase = "ready"

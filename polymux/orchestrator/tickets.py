@@ -1,6 +1,6 @@
 """The requests that are under way: what each consumer waits for, and how each one ended.
 
-Knows events, not where they come from.
+Knows events, not where they come from. Of the stages, only how many still hold a request.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import AsyncGenerator
 
 from msgspec.structs import replace
 
-from polymux.errors import PolymuxError, RequestAbortedError, from_info
+from polymux.errors import PolymuxError, RequestAbortedError
 from polymux.metrics import Metrics, Outcome, catalog
-from polymux.request import Event, Failed, Finished, News, OutputChunk, Progress, SoundPiece
+from polymux.orchestrator.leg import Leg
+from polymux.request import Finished, News, OutputChunk, Progress, Request
 
 RECENT = 32  # requests
 
@@ -22,27 +23,22 @@ RECENT = 32  # requests
 class Ticket:
     """One request under way. Iterating gives what happens to it, and then its output; an end without output raises."""
 
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
+    def __init__(self, request: Request) -> None:
+        self.request, self.request_id = request, request.request_id
         self.admitted = time.monotonic()
         self.started_at: float | None = None  # the stage works on it
         self.ended = False  # the consumer has its answer; the stage may still have to let go
         self.begun: list[OutputChunk] = []  # of each array that comes in parts, what it is, without the rows
-        self.unused = 0  # parts of the output that the consumer has not used up; the stage may wait for that
+        self.legs: dict[int, Leg] = {}  # by stage, as long as the stage holds it
+        self.past: dict[int, Leg] = {}  # by stage, of those that have let go of it, and may hold what they handed on
+        self.done: dict[int, Finished] = {}  # by stage, what those said at their end that have ended
         self._events: asyncio.Queue[News | Finished | PolymuxError] = asyncio.Queue()
 
     @property
     def started(self) -> bool:
         return self.started_at is not None
 
-    @property
-    def held_up(self) -> bool:
-        """Whether it may be the consumer that the next event waits for, and not the stage."""
-        return self.unused > 0 and not self.ended
-
     def put(self, event: News | Finished | PolymuxError) -> None:
-        if isinstance(event, (OutputChunk, SoundPiece)):
-            self.unused += 1
         if isinstance(event, OutputChunk) and event.start == 0:
             self.begun.append(replace(event, rows=replace(event.rows, data=b"")))
         self._events.put_nowait(event)
@@ -58,7 +54,7 @@ class Ticket:
 
 
 class Tickets:
-    """All requests under way, by id. An aborted one stays until the stage has let go of it."""
+    """All requests under way, by id. One that has ended stays until every stage has let go of it."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -70,13 +66,8 @@ class Tickets:
         metrics.watch(catalog.WAITING, lambda: self.waiting)
 
     def __len__(self) -> int:
-        """Requests that the stage holds."""
+        """Requests that stages hold."""
         return len(self._tickets)
-
-    @property
-    def expectant(self) -> bool:
-        """Whether there is a request of which the stage owes news."""
-        return any(not ticket.held_up for ticket in self._tickets.values())
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._tickets
@@ -101,46 +92,45 @@ class Tickets:
         means = [sum(seconds) / len(seconds) for seconds in (self._recent, ages) if seconds]
         return max(means, default=0.0) / max(len(ages), 1)
 
-    def open(self, request_id: str) -> Ticket:
-        ticket = self._tickets[request_id] = Ticket(request_id)
+    def open(self, request: Request) -> Ticket:
+        ticket = self._tickets[request.request_id] = Ticket(request)
         self._none_live.clear()
         return ticket
 
-    def deliver(self, event: Event) -> None:
-        """Hand an event of the stage to whom it concerns."""
-        ticket = self._tickets.get(event.request_id)
-        if ticket is None:
-            return
-        if isinstance(event, News):
-            if not ticket.started and not (isinstance(event, Progress) and event.phase == "queued"):
-                ticket.started_at = time.monotonic()
-            if not ticket.ended:
-                ticket.put(event)
-            return
-        del self._tickets[event.request_id]
-        self._end(ticket, from_info(event.error) if isinstance(event, Failed) else event)
+    def get(self, request_id: str) -> Ticket | None:
+        return self._tickets.get(request_id)
+
+    def deliver(self, ticket: Ticket, event: News) -> None:
+        """Hand an event to whom it concerns."""
+        if not ticket.started and not (isinstance(event, Progress) and event.phase == "queued"):
+            ticket.started_at = time.monotonic()
+        if not ticket.ended:
+            ticket.put(event)
 
     def abort(self, request_id: str) -> bool:
         """End a request for its consumer. False if there is no such request, or it has ended."""
         ticket = self._tickets.get(request_id)
         if ticket is None or ticket.ended:
             return False
-        self._end(ticket, RequestAbortedError(f"request {request_id} was aborted"))
+        self.end(ticket, RequestAbortedError(f"request {request_id} was aborted"))
         return True
 
     def live_ids(self) -> list[str]:
         return [ticket.request_id for ticket in self._tickets.values() if not ticket.ended]
 
     def fail_all(self, error: PolymuxError) -> None:
-        """The stage is gone, and all that it held."""
+        """No stage will go on."""
         for ticket in list(self._tickets.values()):
-            self._end(ticket, type(error)(error.message))  # one each: a raised error collects tracebacks
-        self._tickets.clear()
+            self.fail(ticket, error)
+            ticket.legs.clear()
+            self.release(ticket)
 
-    async def until_none_live(self) -> None:
-        await self._none_live.wait()
+    def fail(self, ticket: Ticket, error: PolymuxError) -> None:
+        """End a request with an error like this: each has its own, since a raised one collects tracebacks."""
+        self.end(ticket, type(error)(error.message, param=error.param))
 
-    def _end(self, ticket: Ticket, how: Finished | PolymuxError) -> None:
+    def end(self, ticket: Ticket, how: Finished | PolymuxError) -> None:
+        """The consumer has its answer. Only the first one counts."""
         if ticket.ended:
             return
         ticket.ended = True
@@ -153,6 +143,14 @@ class Tickets:
             self._metrics.count(outcome_of(how))
         if self.live == 0:
             self._none_live.set()
+
+    def release(self, ticket: Ticket) -> None:
+        """A stage has let go of it: it is forgotten if that was the last one."""
+        if not ticket.legs:
+            self._tickets.pop(ticket.request_id, None)
+
+    async def until_none_live(self) -> None:
+        await self._none_live.wait()
 
 
 def outcome_of(error: PolymuxError) -> Outcome:

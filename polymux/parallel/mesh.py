@@ -101,8 +101,8 @@ def _shards(config: DiffusionParallelConfig, device: torch.device) -> DeviceMesh
 
 def rank_device(config: DiffusionParallelConfig, rank: int, asked: str) -> str:
     """Which device this rank has, as `--device` would name it. Raises ConfigError if there are not enough."""
-    if asked == "auto":
-        asked = "cuda" if torch.cuda.is_available() else "cpu"
+    if asked.partition(":")[0] == "auto":
+        asked = asked.replace("auto", "cuda") if torch.cuda.is_available() else "cpu"
     if asked == "cpu":
         return asked
     name, _, first = asked.partition(":")

@@ -23,6 +23,7 @@ from polymux.server.chat_text_protocol import TextChatRequest
 from polymux.server.chat_text_request import TextWords, check_body, params_of, prompt_of
 from polymux.server.generation import connected, generate, while_connected
 from polymux.server.image_request import refusals_counted
+from polymux.server.session import session_of
 from polymux.server.sse import stream
 from polymux.server.state import ServerState
 
@@ -63,7 +64,7 @@ async def _events(
 ) -> AsyncGenerator[Streamed]:
     """Sent, or refused, when the first one is asked for."""
     engine_id = f"{request.state.request_id}-{uuid.uuid4().hex[:8]}"
-    source = state.omni.stream(prompt, params, request_id=engine_id)
+    source = state.omni.stream(prompt, params, request_id=engine_id, **session_of(request))
     async with contextlib.aclosing(while_connected(request, source)) as events:
         async for event in events:
             yield event

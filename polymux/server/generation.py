@@ -18,6 +18,7 @@ from polymux.omni_output import OmniPreview, OmniRequestOutput
 from polymux.prompts import Params, Prompt
 from polymux.request import Progress
 from polymux.server.deadline import deadline_of, exceeded
+from polymux.server.session import session_of
 from polymux.server.state import Generator
 
 T = TypeVar("T")
@@ -33,7 +34,10 @@ def events(
     """
     # Clients may send the same x-request-id twice at once; the engine's ids are unique.
     engine_id = f"{request.state.request_id}-{uuid.uuid4().hex[:8]}"
-    return while_connected(request, omni.generate(prompt, params, request_id=engine_id, partial_images=partial_images))
+    session = session_of(request)
+    return while_connected(
+        request, omni.generate(prompt, params, request_id=engine_id, partial_images=partial_images, **session)
+    )
 
 
 async def generate(omni: Generator, request: Request, prompt: Prompt, params: Params) -> OmniRequestOutput:

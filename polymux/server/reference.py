@@ -31,7 +31,7 @@ Requests are refused that have fields which are not listed here. In requests, `n
 that is not a success is an [ErrorResponse](#errorresponse); what the codes mean stands in
 [server.md](server.md#errors).
 """
-_SHARED = {"x-request-id", "x-request-timeout"}
+_SHARED = {"x-request-id", "x-request-timeout", "x-session-id"}
 
 
 def main() -> None:

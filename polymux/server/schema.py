@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from polymux.server import session
 from polymux.server.access import OPEN, OPEN_FOLDERS, SAFE_METHODS
 from polymux.server.deadline import HEADER
 
@@ -26,6 +27,13 @@ _TIME = {
     "required": False,
     "description": "seconds, until the request is given up with 504",
     "schema": {"type": "number", "exclusiveMinimum": 0},
+}
+_SESSION = {
+    "name": session.HEADER,
+    "in": "header",
+    "required": False,
+    "description": "requests of one session may be kept at one replica; 1 to 128 letters, digits and ._:-",
+    "schema": {"type": "string"},
 }
 _ALWAYS = (400, 408, 413, 415, 431, 500, 503)
 
@@ -53,7 +61,7 @@ def _completed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _complete(operation: dict[str, Any], path: str, method: str) -> None:
-    operation["parameters"] = [*operation.get("parameters", []), _ID, _TIME]
+    operation["parameters"] = [*operation.get("parameters", []), _ID, _TIME, _SESSION]
     refusals = set(_ALWAYS)
     if not (method in SAFE_METHODS and (path in OPEN or path.startswith(OPEN_FOLDERS))):
         operation["security"] = [{}, {"key": []}]

@@ -20,6 +20,7 @@ from fastapi.responses import Response
 from polymux.errors import GenerationError, InvalidRequestError
 from polymux.media.audio import MEDIA_TYPES, AudioFormat
 from polymux.media.sound_stream import SoundStream
+from polymux.omni import Streamed
 from polymux.omni_output import OmniRequestOutput, samples_of
 from polymux.request import Capabilities, SamplingParams, SoundPiece
 from polymux.server.audio import FILE, sound_answer
@@ -30,6 +31,7 @@ from polymux.server.errors import responses
 from polymux.server.generation import generate, while_connected
 from polymux.server.image_request import refusals_counted
 from polymux.server.recording import speech_params
+from polymux.server.session import session_of
 from polymux.server.speech_protocol import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
 from polymux.server.sse import STREAMED, StreamEvent, stream
 from polymux.server.state import ServerState
@@ -73,7 +75,8 @@ async def _speech(
         return await asyncio.to_thread(sound_answer, output, format)
     if params.seed is None:  # the headers, which tell it, go out before the model's process has told one
         params = replace(params, seed=secrets.randbelow(2**32))
-    source = state.omni.stream(body.input, params, request_id=f"{request.state.request_id}-{uuid.uuid4().hex[:8]}")
+    engine_id = f"{request.state.request_id}-{uuid.uuid4().hex[:8]}"
+    source = state.omni.stream(body.input, params, request_id=engine_id, **session_of(request))
     pieces = pieces_of(while_connected(request, source), format)
     if how == "sse":
         return await stream(_events(pieces, format))

@@ -26,6 +26,7 @@ from polymux.server.image_request import refusals_counted
 from polymux.server.protocol import ErrorDetail
 from polymux.server.recording import speech_params
 from polymux.server.schemas import schema_of
+from polymux.server.session import session_of
 from polymux.server.speech import in_our_words, reading_model, usage_of
 from polymux.server.speech_protocol import SpeechFields, SpeechUsage
 from polymux.server.state import ServerState
@@ -104,10 +105,7 @@ async def _all(
     shared = body.model_dump(exclude={"items"}, exclude_none=True)
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(
-                _one(state, f"{request.state.request_id}-{uuid.uuid4().hex[:8]}", i, _fields(shared, own), can)
-            )
-            for i, own in enumerate(body.items)
+            group.create_task(_one(state, request, i, _fields(shared, own), can)) for i, own in enumerate(body.items)
         ]
     return [task.result() for task in tasks]
 
@@ -123,9 +121,10 @@ def _fields(shared: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _one(
-    state: ServerState, engine_id: str, index: int, fields: dict[str, Any], can: Capabilities
+    state: ServerState, request: Request, index: int, fields: dict[str, Any], can: Capabilities
 ) -> SpeechBatchResult:
     """Raises nothing that is one item's own."""
+    engine_id, session = f"{request.state.request_id}-{uuid.uuid4().hex[:8]}", session_of(request)
     try:
         with refusals_counted(state):
             item = _item(fields)
@@ -133,7 +132,8 @@ async def _one(
             params = await speech_params(state, item, can)
         format = item.response_format or _DEFAULT
         with in_our_words():
-            async with contextlib.aclosing(state.omni.generate(item.input, params, request_id=engine_id)) as events:
+            source = state.omni.generate(item.input, params, request_id=engine_id, **session)
+            async with contextlib.aclosing(source) as events:
                 async for event in events:
                     if isinstance(event, OmniRequestOutput):
                         return await asyncio.to_thread(_result, index, event, format)

@@ -24,6 +24,7 @@ from polymux.server.errors import error_body
 from polymux.server.log import note
 from polymux.server.protocol import Body
 from polymux.server.recording import speech_params
+from polymux.server.session import session_of
 from polymux.server.socket_session import SessionOver, SocketSession
 from polymux.server.speech import in_our_words, pieces_of, reading_model
 from polymux.server.speech_session_protocol import (
@@ -187,7 +188,8 @@ class SpeechSession(SocketSession):
         engine_id = f"{self.socket.state.request_id}-{uuid.uuid4().hex[:8]}"
         try:
             with in_our_words():
-                source = self._state.omni.stream(text, params, request_id=engine_id)
+                session = session_of(self.socket)
+                source = self._state.omni.stream(text, params, request_id=engine_id, **session)
                 async with contextlib.aclosing(pieces_of(source, settings.format)) as pieces:
                     async for new, _ in pieces:
                         await self.tell_bytes(new)

@@ -66,13 +66,19 @@ class Generator(Protocol):
         *,
         request_id: str | None = None,
         partial_images: int = 0,
+        session_id: str | None = None,
     ) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
         """Progress, up to `partial_images` previews of each picture, and then the output. Leaving early aborts the
         request. Raises PolymuxError."""
         ...
 
     def stream(
-        self, prompt: Prompt, sampling_params: Params, *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: Params,
+        *,
+        request_id: str | None = None,
+        session_id: str | None = None,
     ) -> AsyncGenerator[Streamed]:
         """`generate` with large arrays in parts. Sent, or refused, before this returns. Raises PolymuxError."""
         ...

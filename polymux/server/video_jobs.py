@@ -25,6 +25,7 @@ from polymux.omni_output import OmniRequestOutput
 from polymux.prompts import Prompt
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, OutputChunk, Progress
 from polymux.server.errors import error_body
+from polymux.server.session import Session
 from polymux.server.video_file import VideoFile, Written
 from polymux.server.video_store import JobError, Order, VideoRecord, VideoStore, expiry
 from polymux.server.video_wish import VideoWish
@@ -50,7 +51,12 @@ class Streams(Protocol):
     def capabilities(self) -> Capabilities | None: ...
 
     def stream(
-        self, prompt: Prompt, sampling_params: OmniDiffusionSamplingParams, *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: OmniDiffusionSamplingParams,
+        *,
+        request_id: str | None = None,
+        session_id: str | None = None,
     ) -> Events:
         """Progress, parts of the output, the rest of it. Sent, or refused, before this returns. Raises PolymuxError."""
         ...
@@ -85,12 +91,12 @@ class VideoJobs:
                 self._sweeper = asyncio.create_task(self._sweep(self._store))
         return self._store
 
-    async def create(self, wish: VideoWish, model: str) -> VideoRecord:
+    async def create(self, wish: VideoWish, model: str, session: Session) -> VideoRecord:
         """Send the request to the engine and keep the job. Raises what the engine refuses, and StorageError."""
         store = await self.open()
         record = _record(wish, model)
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        events = self._omni.stream(wish.prompt, wish.params, request_id=record.id)
+        events = self._omni.stream(wish.prompt, wish.params, request_id=record.id, **session)
         task = asyncio.create_task(self._run(store, record, wish, events, accepted))
         self._tasks[record.id] = task
         task.add_done_callback(lambda _: self._ended(record.id, accepted))

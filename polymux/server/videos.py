@@ -18,6 +18,7 @@ from polymux.server import video_request
 from polymux.server.errors import from_validation, responses
 from polymux.server.file_response import file_response
 from polymux.server.generation import while_connected
+from polymux.server.session import session_of
 from polymux.server.state import ServerState, check_makes
 from polymux.server.video_protocol import (
     VIDEO_ID,
@@ -61,7 +62,7 @@ def _add_creation(router: APIRouter, state: ServerState) -> None:
         with _refusals_counted(state):
             wish = await video_request.read(state, request)
         with _in_words_of(wish):
-            return _video(await state.videos.create(wish, state.model_names[0]))
+            return _video(await state.videos.create(wish, state.model_names[0], session_of(request)))
 
     @router.post(
         "/v1/videos/sync",
@@ -131,7 +132,7 @@ async def _sync(state: ServerState, request: Request, wish: VideoWish) -> Respon
     engine_id = f"{request.state.request_id}-{uuid.uuid4().hex[:8]}"
     try:
         with _in_words_of(wish):
-            events = state.omni.stream(wish.prompt, wish.params, request_id=engine_id)
+            events = state.omni.stream(wish.prompt, wish.params, request_id=engine_id, **session_of(request))
             _, written = await state.videos.write(while_connected(request, events), file, _unheard)
         headers = {
             "x-seed": str(wish.seed),

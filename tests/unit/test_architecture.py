@@ -33,7 +33,7 @@ LAYERS = (
     ("loading",),
     ("quantization",),
     ("memory", "parallel"),
-    ("media", "families"),
+    ("media", "families", "connector"),
     (
         "validation",
         "conversation",
@@ -44,6 +44,8 @@ LAYERS = (
         "config",
         "server_config",
         "memory_config",
+        "parcel",
+        "stage_config",
         "attention",
         "step_caches",
         "quantization_config",
@@ -127,7 +129,7 @@ def test_models_are_named_in_families_only() -> None:
 
 
 def test_every_file_of_families_is_in_the_registry() -> None:
-    shared = {"polymux.families", "polymux.families.base"}
+    shared = {"polymux.families", "polymux.families.base", "polymux.families.graph"}
     shared |= {"polymux.families.step_caches", "polymux.families.video_tokens"}
     files = {m.name for m in modules().values() if m.unit == "families"}
     assert files - shared == set(imports(modules()["polymux.families"])) - shared

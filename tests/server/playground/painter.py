@@ -62,6 +62,7 @@ class Painter:
         *,
         request_id: str | None = None,
         partial_images: int = 0,
+        session_id: str | None = None,
     ) -> AsyncGenerator[Progress | OmniPreview | OmniRequestOutput]:
         assert request_id is not None
         request = request_of(prompt, sampling_params, request_id, partial_images)

@@ -62,6 +62,12 @@ def beside(f: dataclasses.Field[Any]) -> dict[str, Any]:
         return {"cache_backend": "first_block"}
     if f.name == "vae_patch_parallel_size" or "hsdp" in f.name:
         return {"cfg_parallel_size": 2} | ({"use_hsdp": True} if f.name.startswith("hsdp") else {})
+    if f.name in ("async_chunk", "stage_connector"):
+        return {"split_stages": True}
+    if f.name == "connector_host":
+        return {"split_stages": True, "stage_connector": "tcp"}
+    if f.name in ("data_parallel_policy", "devices"):
+        return {"data_parallel_size": 2}
     found: dict[str, Any] = {}
     needed = MemoryConfig.NEEDS.get(f.name, ())
     while needed:
@@ -73,9 +79,7 @@ def beside(f: dataclasses.Field[Any]) -> dict[str, Any]:
 def switches(knobs: dict[str, Any]) -> list[str]:
     words = []
     for name, value in knobs.items():
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = str(value)
-        given_words = value if isinstance(value, tuple) else (value,) if isinstance(value, str) else ()
+        given_words = value if isinstance(value, tuple) else () if value is True else (str(value),)
         words += ["--" + name.replace("_", "-"), *given_words]
     return words
 

@@ -21,7 +21,7 @@ def test_auto_is_what_there_is() -> None:
     "name", ["", "gpu", "CPU", "cpu:0", "cuda:", "cuda:x", "cuda:-1", "cuda:0:1", "mps", "meta", "xpu", "cuda:1 "]
 )
 def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="allowed are auto, cpu, cuda and cuda:N") as error:
+    with pytest.raises(ConfigError, match="allowed are auto, auto:N, cpu, cuda and cuda:N") as error:
         resolve_device(name)
     assert error.value.param == "device"
 

@@ -46,7 +46,8 @@ class FakeEngine:
     """A request takes `num_inference_steps` steps; its picture has the colour of its seed. In order of arrival.
 
     Models: "missing" (CheckpointError), "bug" (an exception), "exit" (exit code 3), "never" (does not get ready),
-    "deaf" (ignores Stop), "restless" (refuses to sleep), "coma" (dies when put to sleep), "slow" (to fall asleep),
+    "deaf" (ignores Stop), "restless" (refuses to sleep), "restless-second" (on the device auto:1),
+    "coma" (dies when put to sleep), "slow" (to fall asleep),
     "tired" (does not wake up at the first time),
     "chatty" (writes what is no message), "parent" (has a child process that holds the socket).
     Prompts: "crash" (step raises), "die" (SIGKILL to itself), "picky" (add refuses), "odd" (add has a bug),
@@ -55,7 +56,7 @@ class FakeEngine:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        self.model = config.model.model
+        self.model, self.device = config.model.model, config.device.device
         self.places = config.scheduler.max_num_seqs
         self.requests: dict[str, Request] = {}
         self.steps: dict[str, int] = {}
@@ -139,7 +140,7 @@ class FakeEngine:
 
     def sleep(self, level: int) -> int:
         assert not self.busy
-        if self.model == "restless":
+        if self.model == "restless" or (self.model == "restless-second" and self.device == "auto:1"):
             raise ConfigError("its weights cannot be moved")
         if self.model == "coma":
             os.kill(os.getpid(), 9)

@@ -92,7 +92,8 @@ def test_leaving_early_reaches_the_engine(make_stage: MakeStage, how: str) -> No
             (*_, last) = await h.ask("after")
             assert isinstance(last, Finished)
             await until(lambda: h.number("polymux:num_requests_running") == 0)
-            assert h.orchestrator.stats.running == h.orchestrator.stats.waiting == 0
+            stats = h.orchestrator.replicas[0].stats
+            assert stats.running == stats.waiting == 0
             assert h.outcomes()[2] == 1
 
     run(scenario())

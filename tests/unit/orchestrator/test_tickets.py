@@ -17,11 +17,12 @@ from polymux.errors import (
     QueueFullError,
     RequestAbortedError,
     StageDeadError,
+    from_info,
 )
 from polymux.metrics import Metrics
 from polymux.orchestrator.admission import admit
 from polymux.orchestrator.tickets import Ticket, Tickets, outcome_of
-from polymux.request import Capabilities, Failed, Finished, Preview, Progress, Request, RequestMetrics
+from polymux.request import Capabilities, Event, Failed, Finished, Preview, Progress, Request, RequestMetrics
 
 CAPABILITIES = Capabilities(
     family=None, pipeline="P", modality="image", arguments=("prompt",), required=("prompt",), media={}
@@ -43,6 +44,22 @@ def numbers(metrics: Metrics) -> dict[str, float]:
     return {s.labels.get("outcome", s.name): s.value for s in samples}
 
 
+def opened(tickets: Tickets, request_id: str) -> Ticket:
+    return tickets.open(Request(request_id=request_id))
+
+
+def deliver(tickets: Tickets, event: Event) -> None:
+    """As the stage says it, the only one there is."""
+    ticket = tickets.get(event.request_id)
+    if ticket is None:
+        return
+    if not isinstance(event, (Finished, Failed)):
+        tickets.deliver(ticket, event)
+    else:
+        tickets.end(ticket, from_info(event.error) if isinstance(event, Failed) else event)
+        tickets.release(ticket)
+
+
 async def everything(ticket: Ticket) -> list[object]:
     got: list[object] = []
     try:
@@ -55,12 +72,12 @@ async def everything(ticket: Ticket) -> list[object]:
 
 def test_progress_and_then_the_output() -> None:
     tickets = Tickets(Metrics("m"))
-    ticket = tickets.open("a")
+    ticket = opened(tickets, "a")
     preview = Preview("a", 0, 1, [])
     events = [Progress("a", "denoise", 1, 2), preview, Progress("a", "denoise", 2, 2), finished("a")]
     for event in events:
-        tickets.deliver(event)
-    tickets.deliver(Progress("unknown", "denoise", 1, 2))
+        deliver(tickets, event)
+    deliver(tickets, Progress("unknown", "denoise", 1, 2))
     assert asyncio.run(everything(ticket)) == events
     assert "a" not in tickets
 
@@ -77,8 +94,8 @@ def test_progress_and_then_the_output() -> None:
 def test_a_failure_raises_what_it_was(error: PolymuxError, outcome: str) -> None:
     metrics = Metrics("m")
     tickets = Tickets(metrics)
-    ticket = tickets.open("a")
-    tickets.deliver(failed("a", error))
+    ticket = opened(tickets, "a")
+    deliver(tickets, failed("a", error))
     (got,) = asyncio.run(everything(ticket))
     assert type(got) is type(error)
     assert isinstance(got, PolymuxError)
@@ -91,14 +108,14 @@ def test_a_failure_raises_what_it_was(error: PolymuxError, outcome: str) -> None
 def test_an_aborted_request_ends_at_once_and_stays_known_until_the_stage_lets_go() -> None:
     metrics = Metrics("m")
     tickets = Tickets(metrics)
-    ticket = tickets.open("a")
-    tickets.deliver(Progress("a", "denoise", 1, 9))
+    ticket = opened(tickets, "a")
+    deliver(tickets, Progress("a", "denoise", 1, 9))
     assert tickets.abort("a")
     assert not tickets.abort("a")
     assert "a" in tickets
     assert (tickets.live, tickets.running, tickets.waiting) == (0, 1, 0)
-    tickets.deliver(Progress("a", "denoise", 2, 9))
-    tickets.deliver(finished("a"))  # it crossed the abort
+    deliver(tickets, Progress("a", "denoise", 2, 9))
+    deliver(tickets, finished("a"))  # it crossed the abort
     assert "a" not in tickets
     assert (tickets.live, tickets.running, tickets.waiting) == (0, 0, 0)
     events = asyncio.run(everything(ticket))
@@ -110,9 +127,9 @@ def test_running_and_waiting() -> None:
     metrics = Metrics("m")
     tickets = Tickets(metrics)
     for request_id in ("a", "b", "c"):
-        tickets.open(request_id)
-    tickets.deliver(Progress("a", "encode", 0, 0))
-    tickets.deliver(Progress("b", "queued", 0, 0))
+        opened(tickets, request_id)
+    deliver(tickets, Progress("a", "encode", 0, 0))
+    deliver(tickets, Progress("b", "queued", 0, 0))
     shown = numbers(metrics)
     assert (shown["polymux:num_requests_running"], shown["polymux:num_requests_waiting"]) == (1, 2)
     tickets.fail_all(StageDeadError("gone"))
@@ -122,7 +139,7 @@ def test_running_and_waiting() -> None:
 
 def test_failing_all_gives_each_its_own_error() -> None:
     tickets = Tickets(Metrics("m"))
-    both = [tickets.open("a"), tickets.open("b")]
+    both = [opened(tickets, "a"), opened(tickets, "b")]
     tickets.fail_all(NotReadyError("gone"))
     (one,), (two,) = (asyncio.run(everything(ticket)) for ticket in both)
     assert one is not two
@@ -132,9 +149,9 @@ def test_latency_counts_successes_only() -> None:
     metrics = Metrics("m")
     tickets = Tickets(metrics)
     for request_id in "abc":
-        tickets.open(request_id)
-    tickets.deliver(finished("a"))
-    tickets.deliver(failed("b", GenerationError("x")))
+        opened(tickets, request_id)
+    deliver(tickets, finished("a"))
+    deliver(tickets, failed("b", GenerationError("x")))
     tickets.abort("c")
     assert numbers(metrics)["polymux:e2e_request_latency_seconds_count"] == 1
 
@@ -143,7 +160,7 @@ def test_waiting_for_none() -> None:
     async def scenario() -> None:
         tickets = Tickets(Metrics("m"))
         await tickets.until_none_live()
-        tickets.open("a")
+        opened(tickets, "a")
         waiting = asyncio.create_task(tickets.until_none_live())
         await asyncio.sleep(0)
         assert not waiting.done()
@@ -167,16 +184,16 @@ def test_the_estimate_follows_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> 
     tickets = Tickets(Metrics("m"))
     assert tickets.seconds_until_one_ends() == 0  # nothing is known
     for name in "ab":
-        tickets.open(name)
-        tickets.deliver(Progress(name, "denoise", 1, 9))
+        opened(tickets, name)
+        deliver(tickets, Progress(name, "denoise", 1, 9))
     now += 10
     assert tickets.seconds_until_one_ends() == 10 / 2  # two run, for ten seconds already
-    tickets.deliver(finished("a"))
-    tickets.deliver(finished("b"))
+    deliver(tickets, finished("a"))
+    deliver(tickets, finished("b"))
     assert tickets.seconds_until_one_ends() == 10  # one that starts now takes about as long
     for name in "cdef":
-        tickets.open(name)
-        tickets.deliver(Progress(name, "denoise", 1, 9))
-    tickets.open("waits")
-    tickets.deliver(Progress("waits", "queued", 0, 0))
+        opened(tickets, name)
+        deliver(tickets, Progress(name, "denoise", 1, 9))
+    opened(tickets, "waits")
+    deliver(tickets, Progress("waits", "queued", 0, 0))
     assert tickets.seconds_until_one_ends() == 10 / 4

@@ -55,7 +55,12 @@ class FakeVideoOmni(FakeOmni):
         self.live: set[str] = set()
 
     def stream(
-        self, prompt: Prompt, sampling_params: OmniDiffusionSamplingParams, *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: OmniDiffusionSamplingParams,
+        *,
+        request_id: str | None = None,
+        session_id: str | None = None,
     ) -> AsyncGenerator[Progress | OutputChunk | OmniRequestOutput]:
         assert request_id is not None and self.capabilities is not None
         if self.status != "ready":

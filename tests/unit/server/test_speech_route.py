@@ -43,7 +43,7 @@ class SpeakingOmni(FakeOmni):
         self.fails_at = 2  # sentences that come before it fails
 
     async def stream(  # type: ignore[override]
-        self, prompt: Prompt, sampling_params: Params, *, request_id: str | None = None
+        self, prompt: Prompt, sampling_params: Params, *, request_id: str | None = None, session_id: str | None = None
     ) -> AsyncGenerator[Progress | OutputChunk | SoundPiece | OmniRequestOutput]:
         assert request_id is not None
         request = request_of(prompt, sampling_params, request_id)

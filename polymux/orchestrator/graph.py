@@ -1,0 +1,59 @@
+"""Which stages a model has: known before any process is started, from what its checkpoint says it is.
+
+Opens a connection only if the model is on the hub and stages are asked for. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from polymux.config import EngineConfig, ModelConfig, hub_offline
+from polymux.errors import CheckpointError, ConfigError
+from polymux.families import generate_family_of
+from polymux.families.graph import Graph, StageDeclaration
+
+DEMO = "demo"  # the embedded model
+WHOLE = Graph(stages=(StageDeclaration(name="model", does="write"),), edges=())  # all of it in one process
+
+
+def graph_of(config: EngineConfig) -> Graph:
+    """The stages that are to run. Raises ConfigError if the model has no others, CheckpointError if there is none."""
+    if not config.stages.split_stages:
+        return WHOLE
+    name = _class_of(config.model)
+    family = generate_family_of(name)
+    if family is None or family.graph is None:
+        what = f"{name or 'this model'} has one stage only: there is nothing to split"
+        raise ConfigError(f"split_stages: {what}", param="split_stages")
+    return family.graph
+
+
+def _class_of(config: ModelConfig) -> str:
+    """The class of transformers that a checkpoint is of; "": of none."""
+    if config.model == DEMO:
+        return ""
+    folder = Path(config.model).expanduser()
+    file = folder / "config.json" if folder.is_dir() else _fetched(config)
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["architectures"][0])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
+def _fetched(config: ModelConfig) -> Path:
+    from huggingface_hub import hf_hub_download  # here: most models need it in no API process
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        file = hf_hub_download(
+            config.model,
+            "config.json",
+            revision=config.revision,
+            cache_dir=config.cache_dir,
+            local_files_only=hub_offline(),
+        )
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise CheckpointError(f"{config.model}: its config.json is not to be had: {first}") from None
+    return Path(file)

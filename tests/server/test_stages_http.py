@@ -1,0 +1,72 @@
+"""A server whose model runs in two stages: the same sound, and what becomes of requests when a stage is killed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from server_process import Server, alive, error_of, serving, shared_memory, until
+
+FLAGS = ("--split-stages", "--restart-stages", "--num-threads", "1", "--max-num-seqs", "2")
+HOW = {"seed": 3, "response_format": "pcm", "max_new_tokens": 90}
+LONG = "this is one sentence. this is the next one. " * 20
+
+
+@pytest.fixture(scope="module")
+def server(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    shared = shared_memory()
+    with serving(tiny_checkpoint("dia"), tmp_path_factory.mktemp("stages"), *FLAGS) as running:
+        yield running
+        stages = running.stages()
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
+        until(lambda: not any(map(alive, stages)))
+    assert shared_memory() <= shared
+
+
+def speak(server: Server, text: str) -> httpx.Response:
+    return server.http.post("/v1/audio/speech", json={"input": text} | HOW)
+
+
+def restarts(server: Server) -> list[float]:
+    """By stage."""
+    lines = server.http.get("/metrics").text.splitlines()
+    return [float(line.split()[-1]) for line in lines if line.startswith("polymux:stage_restarts_total{")]
+
+
+def test_it_speaks(server: Server) -> None:
+    answer = speak(server, "hello there. good day.")
+    assert answer.status_code == 200 and len(answer.content) > 0
+    assert speak(server, "hello there. good day.").content == answer.content
+    assert server.metrics()['polymux:transfer_bytes_total{from_stage="0",to_stage="1"}'] > 0
+    with server.http.stream(
+        "POST", "/v1/audio/speech", json={"input": "hello there. good day.", "stream_format": "audio"} | HOW
+    ) as streamed:
+        assert streamed.read() == answer.content
+
+
+def test_each_stage_is_killed(server: Server) -> None:
+    for count in range(2):
+        oldest, other = sorted(server.stages(), key=lambda process: process.create_time())
+        with ThreadPoolExecutor(2) as pool:
+            clients = [pool.submit(speak, server, LONG) for _ in range(2)]
+            until(lambda: server.running() == 2)
+            oldest.kill()  # the first stage; then, that is in its second process, the second one
+            until(lambda clients=clients: all(client.done() for client in clients), 5)
+            for client in clients:
+                assert (client.result().status_code, error_of(client.result())["code"]) == (503, "stage_dead")
+        until(lambda: server.health() == 200, 120)
+        assert restarts(server) == [1, count]
+        assert not alive(oldest) and alive(other)
+        assert speak(server, "hello there.").status_code == 200
+
+
+def test_it_sleeps_and_wakes_up(server: Server) -> None:
+    assert server.http.post("/v1/omni/sleep", json={"level": 2}).status_code == 200
+    assert speak(server, "hello there.").status_code == 503
+    assert server.http.post("/v1/omni/wakeup", json={}).status_code == 200
+    assert speak(server, "hello there.").status_code == 200
