@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from diffusers.models.normalization import RMSNorm
 from torch import Tensor
 
 from polymux.errors import ConfigError
@@ -61,6 +62,12 @@ def cut_layers(module: torch.nn.Module, plan: TensorPlan) -> Iterator[tuple[str,
         for path, layer in members(module, cut.layer):
             if cut.by in ("column", "row") and type(layer) is not torch.nn.Linear:
                 raise ConfigError(f"tensor parallelism: {path} is a {type(layer).__name__}, not a plain linear layer")
+            if cut.by == "norm" and (
+                not isinstance(layer, (torch.nn.RMSNorm, RMSNorm)) or dict(layer.named_parameters()).keys() - {"weight"}
+            ):
+                raise ConfigError(
+                    f"tensor parallelism: {path} is a {type(layer).__name__}, not a root-mean-square norm"
+                )
             none = False
             yield path, layer, cut
     if none:

@@ -114,8 +114,6 @@ class NormAcrossRanks(torch.nn.Module):
 
     def __init__(self, norm: Any, group: dist.ProcessGroup) -> None:
         super().__init__()
-        if not isinstance(norm, torch.nn.RMSNorm) and type(norm).__name__ != "RMSNorm":
-            raise ConfigError(f"tensor parallelism: a {type(norm).__name__} cannot be computed across ranks")
         self.weight, self.eps = norm.weight, norm.eps
         self._group = group
 

@@ -8,7 +8,6 @@ from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, UNet2
 
 from polymux.errors import ConfigError
 from polymux.families.sharding import Cut, Gather, Split, TensorPlan
-from polymux.parallel.compatibility import MODES, OTHERS, REFUSED, check_modes, table
 from polymux.parallel.plans import sequence_plan, tensor_plan
 from polymux.parallel.slices import slices
 from polymux.parallel.tensor import check_tensor
@@ -77,6 +76,10 @@ def test_layers_that_are_not_plain_are_refused() -> None:
     model.blocks[0].attn1.to_q = torch.nn.Identity()
     with pytest.raises(ConfigError, match="to_q is a Identity"):
         check_tensor(model, tensor_plan(model), 2)
+    model = wan(2)
+    model.blocks[0].attn1.norm_q = torch.nn.LayerNorm(24)
+    with pytest.raises(ConfigError, match="norm_q is a LayerNorm"):
+        check_tensor(model, tensor_plan(model), 2)
     with pytest.raises(ConfigError, match="none of the layers"):
         check_tensor(model, TensorPlan(cuts=(Cut(layer="nowhere", by="row"),)), 2)
 
@@ -94,17 +97,3 @@ def test_the_parts_of_all_ranks_are_the_whole() -> None:
         elif len(first.spans) == 1:
             assert torch.equal(torch.cat(parts, first.dim), whole[name])
         assert all(part.is_contiguous() for part in parts)
-
-
-def test_what_does_not_go_together() -> None:
-    check_modes({"ulysses": "--usp 2", "ring": "--ring 2", "guidance": "--cfg-parallel-size 2", "vae": "--v 2"})
-    for pair, reason in REFUSED.items():
-        one, other = sorted(pair)
-        with pytest.raises(ConfigError, match=f"--a and --b do not go together: {reason}"):
-            check_modes({one: "--a", other: "--b"})
-
-
-def test_the_table_has_every_pair() -> None:
-    rows = [line.split("|")[1:-1] for line in table().splitlines() if line.startswith("| ")]
-    assert [row[0].strip() for row in rows[1:]] == [*MODES, *OTHERS]
-    assert sum(cell.strip().isdigit() for row in rows[1 : len(MODES) + 1] for cell in row) == 2
