@@ -45,6 +45,8 @@ class Mesh:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=FOREVER)
         degrees = degrees_of(config)
         grid = init_device_mesh(device.type, tuple(degrees.values()), mesh_dim_names=AXES)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # that may have chosen the one whose number is the rank
         sequence = None
         if degrees["ring"] * degrees["ulysses"] > 1:
             whole = grid["ring", "ulysses"]._flatten("sp").get_group()
