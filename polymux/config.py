@@ -24,6 +24,7 @@ from polymux.errors import ConfigError
 from polymux.knobs import Checked, build, conflict, flag_of, knob
 from polymux.memory_config import MemoryConfig
 from polymux.parallel_config import DiffusionParallelConfig, flattened
+from polymux.profiler_config import ProfilerConfig
 from polymux.quantization_config import QuantizationConfig
 from polymux.server_config import AccessConfig, ServerConfig
 from polymux.stage_config import ReplicaConfig, StageConfig
@@ -232,6 +233,7 @@ class EngineConfig:
     caches: CacheConfig = field(default_factory=CacheConfig)
     speech: SpeechConfig = field(default_factory=SpeechConfig)
     parallel: DiffusionParallelConfig = field(default_factory=DiffusionParallelConfig)
+    profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     log: LogConfig = field(default_factory=LogConfig)
     stage: int = 0  # which of the stages a process is for; not a knob
 

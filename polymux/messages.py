@@ -46,6 +46,16 @@ class WakeUp(msgspec.Struct, frozen=True, tag="wake_up"):
     """Have the weights in place again."""
 
 
+class StartProfile(msgspec.Struct, frozen=True, tag="start_profile"):
+    """Note what the process does from now on; the trace's file begins with this."""
+
+    prefix: str
+
+
+class StopProfile(msgspec.Struct, frozen=True, tag="stop_profile"):
+    """Write the trace."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Finish what is in flight, then exit with code 0."""
 
@@ -75,12 +85,19 @@ class Awake(msgspec.Struct, frozen=True, tag="awake"):
     error: ErrorInfo | None = None
 
 
+class Profiled(msgspec.Struct, frozen=True, tag="profiled"):
+    """The answer to StartProfile and StopProfile: the file that was written; or why nothing has changed."""
+
+    file: str | None = None
+    error: ErrorInfo | None = None
+
+
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
     stats: StageStats
 
 
-ToStage = Start | Add | Abort | Taken | Sleep | WakeUp | Stop | Chunk
-FromStage = Ready | Fatal | Slept | Awake | Stats | Event
+ToStage = Start | Add | Abort | Taken | Sleep | WakeUp | StartProfile | StopProfile | Stop | Chunk
+FromStage = Ready | Fatal | Slept | Awake | Profiled | Stats | Event
 
 LENGTH = struct.Struct("!I")
 MAX_BODY = 2**32 - 1

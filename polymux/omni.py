@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
+import time
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, Sequence
@@ -20,6 +22,7 @@ from tqdm import tqdm
 from polymux.config import EngineConfig
 from polymux.errors import InvalidRequestError, NotReadyError, PolymuxError
 from polymux.loop_thread import LoopThread
+from polymux.messages import StartProfile, StopProfile
 from polymux.metrics import Metrics
 from polymux.omni_output import ChunkCollector, OmniPreview, OmniRequestOutput, output_of, preview_of
 from polymux.orchestrator.launch import MakeStage
@@ -188,6 +191,19 @@ class AsyncOmni:
         """Returns when a generation works again."""
         await self._orchestrator.wake_up()
 
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Have every process of the model note what it does; needs `profiler_config`. Raises InvalidRequestError if it
+        does already, ConfigError."""
+        prefix = "trace" if profile_prefix is None else profile_prefix
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", prefix):
+            what = f"profile_prefix={prefix[:70]!r}: must be 1 to 64 letters, digits and ._-"
+            raise InvalidRequestError(what, param="profile_prefix")
+        await self._orchestrator.profile(StartProfile(f"{prefix}-{time.strftime('%Y%m%d-%H%M%S')}"))
+
+    async def stop_profile(self) -> list[str]:
+        """Write the traces; their files, one for each process. Raises InvalidRequestError if none is under way."""
+        return await self._orchestrator.profile(StopProfile())
+
     async def until_dead(self) -> PolymuxError | None:
         """Returns when no generation will ever work again, with the reason; None after an orderly end."""
         return await self._orchestrator.until_dead()
@@ -286,6 +302,14 @@ class Omni:
     def wake_up(self) -> None:
         """Returns when a generation works again."""
         self._loop.call(self._omni.wake_up())
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """See `AsyncOmni.start_profile`."""
+        self._loop.call(self._omni.start_profile(profile_prefix))
+
+    def stop_profile(self) -> list[str]:
+        """See `AsyncOmni.stop_profile`."""
+        return self._loop.call(self._omni.stop_profile())
 
     def close(self) -> None:
         """Stop now, leave nothing behind. May be called more than once."""

@@ -16,17 +16,38 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polymux import logs
 from polymux.config import EngineConfig, LogConfig
 from polymux.engine.base import StageEngine
 from polymux.engine.channel import Channel, vanish
 from polymux.engine.followers import Followers, GiveUp
-from polymux.errors import PayloadTooLargeError, PolymuxError, info_of
+from polymux.errors import ConfigError, PayloadTooLargeError, PolymuxError, info_of
 from polymux.knobs import check_unchanged
-from polymux.messages import Abort, Add, Awake, Fatal, Ready, Sleep, Slept, Start, Stats, Stop, Taken, ToStage, WakeUp
+from polymux.messages import (
+    Abort,
+    Add,
+    Awake,
+    Fatal,
+    Profiled,
+    Ready,
+    Sleep,
+    Slept,
+    Start,
+    StartProfile,
+    Stats,
+    Stop,
+    StopProfile,
+    Taken,
+    ToStage,
+    WakeUp,
+)
 from polymux.parcel import Chunk
 from polymux.request import Event, Failed, Finished, Request, StageStats
+
+if TYPE_CHECKING:
+    from polymux.engine.profiler import Profiler
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +81,7 @@ class Stage:
         self._channel = channel
         self._make_engine, self._make_ranks = make_engine, make_ranks
         self._stopping = False
+        self._profiler: Profiler | None = None
         self._reported = StageStats()
         self._reported_at = 0.0
 
@@ -69,6 +91,7 @@ class Stage:
         if not isinstance(start, Start):
             raise TypeError(f"the first message is {type(start).__name__}, not Start")
         logs.configure(start.config.log)
+        self._profiler = _profiler_for(start.config)
         alone = start.config.parallel.world_size == 1
         engine = self._make_engine(start.config) if alone else self._make_ranks(start.config, self._give_up)
         if start.config.process.warmup:
@@ -107,6 +130,8 @@ class Stage:
                 self._sleep(engine, level)
             case WakeUp():
                 self._wake_up(engine)
+            case StartProfile() | StopProfile():
+                self._channel.send(self._profile(message))
             case Stop():
                 self._stopping = True
             case Start():
@@ -140,6 +165,17 @@ class Stage:
         self._report(engine.stats)
         self._channel.send(Awake())
 
+    def _profile(self, message: StartProfile | StopProfile) -> Profiled:
+        try:
+            if self._profiler is None:
+                raise ConfigError("profiling needs --profiler-config", param="profiler_config")
+            if isinstance(message, StopProfile):
+                return Profiled(str(self._profiler.stop()))
+            self._profiler.start(message.prefix)
+        except PolymuxError as error:
+            return Profiled(error=error.info())
+        return Profiled()
+
     def _send(self, engine: StageEngine, events: list[Event]) -> None:
         ended = any(isinstance(event, (Finished, Failed)) for event in events)
         # Before the events: whoever gets an answer and then looks at the numbers finds it counted.
@@ -155,6 +191,15 @@ class Stage:
         if stats != self._reported:
             self._channel.send(Stats(stats))
             self._reported, self._reported_at = stats, time.monotonic()
+
+
+def _profiler_for(config: EngineConfig) -> Profiler | None:
+    settings = config.profiler.torch
+    if settings is None:
+        return None
+    from polymux.engine.profiler import Profiler  # torch
+
+    return Profiler(settings)
 
 
 def _engine_for(config: EngineConfig) -> StageEngine:

@@ -18,7 +18,7 @@ from typing import Literal
 
 from polymux.config import EngineConfig
 from polymux.errors import InvalidRequestError, NotReadyError, PolymuxError, StageDeadError, from_info
-from polymux.messages import Sleep, Slept, WakeUp
+from polymux.messages import Profiled, Sleep, Slept, StartProfile, StopProfile, WakeUp
 from polymux.metrics import Metrics
 from polymux.orchestrator.admission import admit, room
 from polymux.orchestrator.balance import Pool
@@ -169,6 +169,22 @@ class Orchestrator:
     async def wake_up(self) -> None:
         """Returns when a generation works again. Raises NotReadyError, and what loading raises."""
         await self._uninterrupted(self._wake_up())
+
+    async def profile(self, message: StartProfile | StopProfile) -> list[str]:
+        """Of every process that is there now: the files of the traces that were written. Raises NotReadyError, and what
+        the first process that refuses says."""
+        async with self._turn:
+            self.check_ready()
+            ready = [replica for replica in self.replicas if replica.phase == "ready"]
+            answers = await asyncio.gather(*(replica.ask(message) for replica in ready), return_exceptions=True)
+        files = []
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            if not isinstance(answer, Profiled) or answer.error is not None:
+                raise from_info(answer.error) if answer.error else NotReadyError("the process answered something else")
+            files += [answer.file] if answer.file else []
+        return files
 
     async def until_dead(self) -> PolymuxError | None:
         """Returns when no generation will ever work again, with the reason; None after an orderly end."""

@@ -15,7 +15,19 @@ from typing import Literal, Protocol
 
 from polymux.config import EngineConfig
 from polymux.errors import NotReadyError, PolymuxError, StageDeadError, from_info
-from polymux.messages import Awake, Fatal, Ready, Sleep, Slept, Stats, ToStage, WakeUp
+from polymux.messages import (
+    Awake,
+    Fatal,
+    Profiled,
+    Ready,
+    Sleep,
+    Slept,
+    StartProfile,
+    Stats,
+    StopProfile,
+    ToStage,
+    WakeUp,
+)
 from polymux.metrics import Metrics, catalog
 from polymux.orchestrator.launch import MakeStage, RunningStage, destroy, launch, relaunch
 from polymux.orchestrator.leg import Leg
@@ -25,6 +37,8 @@ from polymux.request import Capabilities, Event, StageStats
 log = logging.getLogger(__name__)
 
 Phase = Literal["loading", "ready", "asleep", "dead"]
+Question = Sleep | WakeUp | StartProfile | StopProfile
+Answer = Slept | Awake | Profiled
 
 
 class Owner(Protocol):
@@ -60,7 +74,7 @@ class Replica:
         self._make_stage, self._owner, self._metrics = make_stage, owner, metrics
         self._labels = (str(self.stage), str(self.index))
         self._running: RunningStage | None = None
-        self._answer: asyncio.Future[Slept | Awake] | None = None
+        self._answer: asyncio.Future[Answer] | None = None
         metrics.watch(catalog.READY, lambda: float(self.phase == "ready"), self._labels)
 
     def __str__(self) -> str:
@@ -119,11 +133,13 @@ class Replica:
             if running is not None:  # also if it was on its way when this was cancelled
                 await destroy(running.stage)
 
-    async def ask(self, message: Sleep | WakeUp) -> Slept | Awake:
-        """Send to the sleeping process and wait for its answer. Raises NotReadyError, StageDeadError."""
-        if self.phase != "asleep" or self._running is None:
-            raise NotReadyError(f"{self} does not sleep")
-        answer: asyncio.Future[Slept | Awake] = asyncio.get_running_loop().create_future()
+    async def ask(self, message: Question) -> Answer:
+        """Send to the process, which sleeps or is ready as the question takes it, and wait for its answer. One at a
+        time. Raises NotReadyError, StageDeadError."""
+        wanted: Phase = "asleep" if isinstance(message, (Sleep, WakeUp)) else "ready"
+        if self.phase != wanted or self._running is None:
+            raise NotReadyError(f"{self} is not {wanted}")
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._answer = answer
         self.send(message)
         try:
@@ -167,7 +183,7 @@ class Replica:
                         self.stats = stats
                     case Fatal(error):
                         return from_info(error)
-                    case Slept() | Awake():
+                    case Slept() | Awake() | Profiled():
                         if self._answer is not None and not self._answer.done():
                             self._answer.set_result(message)
                     case Ready():
@@ -186,5 +202,5 @@ class Replica:
         self._running = None
         self._metrics.stage_ended(self._labels)
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(StageDeadError("the model's process died on its way to sleep or from it"))
+            self._answer.set_exception(StageDeadError("the model's process died before it had answered"))
         self._owner.lost(self)

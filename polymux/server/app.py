@@ -18,6 +18,7 @@ from polymux.server import (
     lora,
     models,
     playground,
+    profile,
     sleep,
     speech,
     speech_batch,
@@ -50,7 +51,7 @@ def build_api(state: ServerState) -> FastAPI:
     app = Api(title="polymux", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     for module in (
         *(images, files, chat, videos, audio, speech, speech_batch, speech_socket, voices, transcriptions),
-        *(models, lora, sleep, health, playground),
+        *(models, lora, sleep, profile, health, playground),
     ):
         app.include_router(module.routes(state))
     app.add_api_websocket_route("/{path:path}", errors.no_such_socket)

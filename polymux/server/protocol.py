@@ -213,6 +213,21 @@ class WakeUpResponse(BaseModel):
     status: Literal["ready"] = "ready"
 
 
+class StartProfileRequest(Body):
+    """POST /start_profile"""
+
+    profile_prefix: str | None = Field(default=None, description="what the names of the traces' files begin with")
+
+
+class ProfileStarted(BaseModel):
+    status: Literal["started"] = "started"
+
+
+class ProfileStopped(BaseModel):
+    status: Literal["stopped"] = "stopped"
+    files: list[str] = Field(description="traces, one for each process, where the model runs")
+
+
 class ErrorDetail(BaseModel):
     message: str
     type: str

@@ -59,6 +59,14 @@ class Generator(Protocol):
         """Returns when a generation works again. Raises PolymuxError."""
         ...
 
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Raises PolymuxError."""
+        ...
+
+    async def stop_profile(self) -> list[str]:
+        """The files of the traces. Raises PolymuxError."""
+        ...
+
     def generate(
         self,
         prompt: Prompt,

@@ -51,6 +51,7 @@ LAYERS = (
         "quantization_config",
         "knobs",
         "parallel_config",
+        "profiler_config",
         "request",
         "errors",
         "version",

@@ -45,6 +45,8 @@ def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
         return [flag, "10.0.0.0/8", "::1/128"], ("10.0.0.0/8", "::1/128")
     elif f.name == "diffusion_attention_config":
         value = {"per_role": {"cross": {"backend": "TORCH_SDPA"}}}
+    elif f.name == "profiler_config":
+        value = {"profiler": "torch", "torch_profiler_dir": "traces"}
     elif f.name == "cache_config":
         value = {"threshold": 0.5}
     elif f.name == "diffusion_quantization_config":

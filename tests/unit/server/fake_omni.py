@@ -58,6 +58,13 @@ class FakeOmni:
     async def wake_up(self) -> None:
         self.status = "ready"
 
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        await self.health()
+
+    async def stop_profile(self) -> list[str]:
+        await self.health()
+        return ["trace.json"]
+
     async def generate(
         self,
         prompt: Prompt,
