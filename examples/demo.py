@@ -46,12 +46,12 @@ def main() -> int:
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "out/demo.png")
     out.parent.mkdir(parents=True, exist_ok=True)
     log = out.with_suffix(".log")
-    command = [str(Path(sys.executable).with_name("polymux")), "serve", "demo", "--port", "0"]
+    command = [str(Path(sys.executable).with_name("polymux")), "serve", "demo", "--port", "0", "--num-threads", "1"]
     with log.open("wb") as sink, subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT) as server:
         try:
             url = wait_for("listening", server, log, r"Listening on (http://\S+)")
             wait_until_healthy(server, url, log)
-            print(make_picture(f"{url}/v1", "a lighthouse at dusk", out))
+            print(make_picture(f"{url}/v1", "a large red circle in the center on a white background", out))
         finally:
             server.terminate()
             try:

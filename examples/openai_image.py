@@ -12,7 +12,7 @@ from pathlib import Path
 import openai
 
 
-def make_picture(base_url: str, prompt: str, out: Path, size: str = "256x256", steps: int = 4, seed: int = 1) -> Path:
+def make_picture(base_url: str, prompt: str, out: Path, size: str = "128x128", steps: int = 16, seed: int = 1) -> Path:
     """Ask the server's only model for a picture, and save it as PNG."""
     client = openai.OpenAI(base_url=base_url, api_key="none")  # the client wants one, the server asks for none
     model = client.models.list().data[0].id
@@ -31,11 +31,11 @@ def make_picture(base_url: str, prompt: str, out: Path, size: str = "256x256", s
 
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    ap.add_argument("prompt", nargs="?", default="a lighthouse at dusk")
+    ap.add_argument("prompt", nargs="?", default="a large red circle in the center on a white background")
     ap.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
     ap.add_argument("-o", "--out", type=Path, default=Path("out/picture.png"))
-    ap.add_argument("--size", default="256x256")
-    ap.add_argument("--steps", type=int, default=4)
+    ap.add_argument("--size", default="128x128")
+    ap.add_argument("--steps", type=int, default=16)
     ap.add_argument("--seed", type=int, default=1)
     args = ap.parse_args()
     print(make_picture(args.base_url, args.prompt, args.out, args.size, args.steps, args.seed))

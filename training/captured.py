@@ -47,6 +47,11 @@ class Repeated:
             self.run.log(f"{self.name}: first step done")
         return result
 
+    def prepare(self) -> None:
+        """Compile and capture ahead of time. The steps are real ones: the learning rate should be zero."""
+        while self.wanted and self.graph is None:
+            self()
+
     def _capture(self) -> Tensor:
         """The capture itself computes nothing, so the graph is replayed at once."""
         graph = torch.cuda.CUDAGraph()

@@ -1,8 +1,8 @@
 """What a later run needs to go on from this one, in few and small files beside the results.
 
-`parts.pt` holds autoencoder and text encoder in bf16, as they will be exported: they are final once they are written.
-`flow-0.pt` and `flow-1.pt` hold halves of the denoiser in fp32. The optimizer starts afresh and warms up again, which
-costs some hundred steps of tens of thousands.
+`parts.pt` holds autoencoder and text encoder in bf16, as they will be exported, each from when its stage is done.
+`flow-0.pt` and `flow-1.pt` hold halves of the denoiser, averaged weights in fp32. The optimizer starts afresh and warms
+up again, which costs some hundred steps of tens of thousands.
 """
 
 from __future__ import annotations
@@ -36,25 +36,28 @@ def round_off(module: torch.nn.Module) -> None:
         p.copy_(p.to(torch.bfloat16))
 
 
-def save_parts(pipe: D.QwenImagePipeline, run: Run) -> None:
+PARTS = ("vae", "text_encoder")
+
+
+def save_parts(pipe: D.QwenImagePipeline, run: Run, names: tuple[str, ...] = PARTS) -> None:
     weights = {
         name: {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in component.state_dict().items()}
-        for name, component in (("vae", pipe.vae), ("text_encoder", pipe.text_encoder))
+        for name, component in ((name, pipe.components[name]) for name in names)
     }
     latents = {name: list(pipe.vae.config[name]) for name in _LATENTS}
     _write({"weights": weights, "latents": latents, "curves": run.curves}, run.out / "parts.pt")
 
 
-def load_parts(pipe: D.QwenImagePipeline, run: Run, folder: Path) -> bool:
-    """Whether there were any."""
+def load_parts(pipe: D.QwenImagePipeline, run: Run, folder: Path) -> set[str]:
+    """The names of those that were there."""
     if not (folder / "parts.pt").exists():
-        return False
+        return set()
     state = _read(folder / "parts.pt")
     for name, weights in state["weights"].items():
         pipe.components[name].load_state_dict(weights)
     pipe.vae.register_to_config(**state["latents"])
     run.curves.update(state["curves"])
-    return True
+    return set(state["weights"])
 
 
 def save_flow(pipe: D.QwenImagePipeline, run: Run, steps: int) -> None:

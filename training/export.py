@@ -1,16 +1,23 @@
-"""The trained pipeline as a folder that plain diffusers opens, in bf16, and as one archive."""
+"""The trained pipeline as a folder that plain diffusers opens, in bf16, and as one archive.
+
+`python -m training.export --work DIR --out FOLDER` makes it from the checkpoints of a run, ended or cut off.
+"""
 
 from __future__ import annotations
 
+import argparse
 import tarfile
 from pathlib import Path
 
 import diffusers as D
 import torch
 
+from training import checkpoint, components
+from training.run import Run
+
 README = """\
 The embedded model (`--model demo`): a small Qwen-Image pipeline, trained from scratch to paint flat
-shapes and letters. Made by `training/`; training/README.md describes it. Do not edit.
+shapes and letters. Made by `training/`; docs/demo_model.md describes it. Do not edit.
 """
 
 
@@ -37,10 +44,27 @@ def load(folder: Path, device: torch.device | str = "cpu") -> D.QwenImagePipelin
 
 
 def archive(folder: Path, path: Path) -> None:
-    """A compressed archive whose bytes depend on the folder's contents alone."""
-    with tarfile.open(path, "w:xz") as tar:
+    """A compressed archive whose bytes depend on the folder's contents alone. Weights hardly shrink: quickly, then."""
+    with tarfile.open(path, "w:xz", preset=0) as tar:
         for file in sorted(p for p in folder.rglob("*") if p.is_file()):
             info = tar.gettarinfo(file, arcname=f"demo_model/{file.relative_to(folder)}")
             info.mtime, info.uid, info.gid, info.uname, info.gname, info.mode = 0, 0, 0, "", "", 0o644
             with file.open("rb") as data:
                 tar.addfile(info, data)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--work", type=Path, required=True, help="the results of a run")
+    arguments.add_argument("--out", type=Path, required=True, help="the pipeline's folder")
+    args = arguments.parse_args()
+    pipe, run = components.pipeline(components.Sizes(), 1), Run(args.work, torch.device("cpu"), 1)
+    found, steps = checkpoint.load_parts(pipe, run, args.work), checkpoint.load_flow(pipe, run, args.work)
+    if found != set(checkpoint.PARTS) or not steps:
+        raise SystemExit(f"{args.work} lacks checkpoints: it has {sorted(found)} and {steps} steps of the denoiser")
+    save(pipe, args.out)
+    print(f"{args.out}: {components.size_in_bytes(args.out)} bytes, {steps} steps of the denoiser")
+
+
+if __name__ == "__main__":
+    main()

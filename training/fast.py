@@ -66,6 +66,12 @@ class StillVAE:
     def _flat(layer: nn.Conv3d) -> Tensor:
         return layer.weight[:, :, -1].detach().clone(memory_format=torch.channels_last)
 
+    def of_decoder(self) -> set[nn.Parameter]:
+        """What turns latents into pictures."""
+        modules = [*self.vae.decoder.modules(), self.vae.post_quant_conv]
+        kernels = {self.kernels[m] for m in modules if m in self.kernels}
+        return kernels | {p for m in modules for p in m.parameters(recurse=False)}
+
     @torch.no_grad()
     def store(self) -> None:
         for layer, kernel in self.kernels.items():

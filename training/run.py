@@ -114,6 +114,10 @@ class Pace:
     step: int = 0
     began: float = field(default_factory=time.monotonic)
 
+    def restart(self) -> None:
+        """The time so far, spent on compilation, does not count."""
+        self.began = time.monotonic()
+
     def spent(self) -> float:
         return time.monotonic() - self.began
 

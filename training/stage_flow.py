@@ -167,7 +167,7 @@ class _Average:
 
 @dataclass
 class Plan:
-    """How the stage runs. `judge` is called with the averaged weights in place, every `interval` seconds."""
+    """How the stage runs. `judge`, every `interval` seconds, and `save` find the averaged weights in place."""
 
     batch: int
     start: int = 0  # steps that earlier runs took
@@ -224,10 +224,12 @@ def train(learner: Learner, data: Data, run: Run, pace: Pace, plan: Plan) -> Non
             average.swap()
             judged = time.monotonic()
         if step % 50 == 0 and plan.save is not None and time.monotonic() - saved > EVERY:
+            average.swap()
             plan.save(plan.start + step)
+            average.swap()
             saved = time.monotonic()
     run.profile("flow", repeated)
+    average.swap()
     if plan.save is not None:
         plan.save(plan.start + pace.step)
-    average.swap()
     run.log(f"flow done: {pace.step} steps of {plan.batch} in {pace.spent():.0f} s")

@@ -1,13 +1,15 @@
 """First stage: the autoencoder learns to draw the scenes, then turns all of them into latents.
 
 It learns on crops of a quarter of a picture, which are cheaper and hold less background, and for the last part of the
-time on whole ones. Pictures are rendered beforehand, as bytes on the device.
+time on whole ones. Pictures are rendered beforehand, as bytes on the device. A finished one may go on learning: all of
+it, which changes the latents, or its decoder alone, which does not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import diffusers as D
@@ -24,9 +26,12 @@ from training.run import Pace, Run
 from training.scenes import CANVASES
 
 PEAK_RATE = 3e-3
+LATER_RATE = 1e-3  # of an autoencoder that goes on
 KL = 3e-4
 EDGES = 0.5
 SQUARES = 2.0
+REGIONS = 1.0  # mean colours of squares of REGION pixels
+REGION = 4
 CROP = 64
 WHOLE = 0.25  # share of the time that goes to whole pictures
 CELL = 16  # pixels of a picture for each token of the denoiser
@@ -34,18 +39,18 @@ CELL = 16  # pixels of a picture for each token of the denoiser
 
 @dataclass
 class Painter:
-    """Renders pool records on the device."""
+    """Renders pool records on the device. Not compiled: that took longer than it ever saved."""
 
     run: Run
     outline: bool = False
 
     def __post_init__(self) -> None:
         self.strokes = render.letter_strokes(self.run.device)
-        self.render: Callable[..., Tensor] = self.run.compile(render.render, dynamic=True)
 
+    @torch.no_grad()
     def __call__(self, records: Tensor, width: int, height: int) -> Tensor:
         """Pictures in -1..1."""
-        pictures = self.render(records, self.strokes, width, height, self.outline)
+        pictures = render.render(records, self.strokes, width, height, self.outline)
         return (pictures * 2 - 1).contiguous(memory_format=torch.channels_last)
 
     def bank(self, records: Tensor, width: int, height: int) -> Tensor:
@@ -73,7 +78,8 @@ def _loss(vae: fast.StillVAE, pictures: Tensor) -> tuple[Tensor, Tensor]:
     edges = sum(F.l1_loss(a, b) for a, b in zip(_edges(found), _edges(pictures), strict=True))
     plain = F.l1_loss(found, pictures)
     squares = F.mse_loss(found, pictures)  # alone, absolute errors leave small things out for long
-    loss = plain + SQUARES * squares + EDGES * edges + KL * kl
+    regions = F.avg_pool2d(found - pictures, REGION).abs().mean()
+    loss = plain + SQUARES * squares + EDGES * edges + REGIONS * regions + KL * kl
     return loss, torch.stack([squares, plain, kl]).detach()
 
 
@@ -87,13 +93,43 @@ def _banks(pool: Pool, run: Run) -> tuple[Tensor, Tensor]:
     return crops, painter.bank(records[: len(records) // 4], width, height)
 
 
-def train(vae: D.AutoencoderKLQwenImage, pool: Pool, run: Run, pace: Pace, batch: int) -> None:
-    """Trains in place; `batch` crops a step, or as many pixels of whole pictures."""
+@dataclass(frozen=True)
+class Plan:
+    """`batch` crops a step, or as many pixels of whole pictures."""
+
+    batch: int
+    rate: float = PEAK_RATE
+    decoder_only: bool = False
+
+
+@contextlib.contextmanager
+def _learning(still: fast.StillVAE, decoder_only: bool) -> Iterator[Optimizer]:
+    """The optimizer of what learns; what does not has no gradients meanwhile."""
+    learns = still.of_decoder() if decoder_only else {*still.hidden, *still.others}
+    frozen = [p for p in [*still.hidden, *still.others] if p not in learns]
+    for p in frozen:
+        p.requires_grad_(False)
+    yield Optimizer([p for p in still.hidden if p in learns], [p for p in still.others if p in learns])
+    for p in frozen:
+        p.requires_grad_(True)
+
+
+def train(vae: D.AutoencoderKLQwenImage, pool: Pool, run: Run, pace: Pace, plan: Plan) -> None:
+    """Trains in place."""
     run.reseed(1)
     crops, whole = _banks(pool, run)
     run.log(f"vae: {len(crops)} crops, {len(whole)} pictures rendered")
     still = still_vae(vae, run)
-    optimizer = Optimizer(still.hidden, still.others)
+    with _learning(still, plan.decoder_only) as optimizer:
+        _steps(still, (crops, whole), run, pace, (plan, optimizer))
+    still.store()
+    run.log(f"vae done: {pace.step} steps of {plan.batch} crops in {pace.spent():.0f} s")
+
+
+def _steps(
+    still: fast.StillVAE, banks: tuple[Tensor, Tensor], run: Run, pace: Pace, how: tuple[Plan, Optimizer]
+) -> None:
+    plan, optimizer = how
 
     def step_on(bank: Tensor, number: int) -> Callable[[], Tensor]:
         def step() -> Tensor:
@@ -109,12 +145,16 @@ def train(vae: D.AutoencoderKLQwenImage, pool: Pool, run: Run, pace: Pace, batch
 
         return step
 
-    on_crops = Repeated("vae, crops", step_on(crops, batch), run)
-    on_whole = Repeated("vae, whole pictures", step_on(whole, max(1, batch // 4)), run)
+    on_crops = Repeated("vae, crops", step_on(banks[0], plan.batch), run)
+    on_whole = Repeated("vae, whole pictures", step_on(banks[1], max(1, plan.batch // 4)), run)
+    optimizer.set_rate(0.0)
+    on_crops.prepare()
+    on_whole.prepare()
+    pace.restart()
     clock, counted = time.monotonic(), 0
     for step in pace:
         repeated = on_crops if pace.progress() < 1 - WHOLE else on_whole
-        optimizer.set_rate(pace.rate(PEAK_RATE, warmup=100))
+        optimizer.set_rate(pace.rate(plan.rate, warmup=100))
         told = repeated()
         if step % 50 == 0:
             squares, plain, kl = told.tolist()
@@ -128,15 +168,13 @@ def train(vae: D.AutoencoderKLQwenImage, pool: Pool, run: Run, pace: Pace, batch
                 )
     run.profile("vae", on_crops)
     run.profile("vae, whole", on_whole)
-    still.store()
-    run.log(f"vae done: {pace.step} steps of {batch} crops in {pace.spent():.0f} s")
 
 
 @torch.no_grad()
 def measure(vae: D.AutoencoderKLQwenImage, pool: Pool, run: Run, number: int = 4000) -> None:
     """Write the latents' mean and deviation per channel into the autoencoder's config, for the pipeline to read."""
     records = torch.from_numpy(pool.records[pool.canvas == 0][:number]).to(run.device)
-    still, painter = still_vae(vae, run), Painter(run)
+    still, painter = fast.StillVAE(vae), Painter(run)
     with run.autocast():
         latents = torch.cat([still.encode(painter(part, *CANVASES[0]))[0] for part in records.split(500)])
     mean, deviation = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
@@ -176,14 +214,15 @@ def to_latents(
 
 
 @torch.no_grad()
-def fidelity(vae: D.AutoencoderKLQwenImage, pool: Pool, run: Run, number: int = 256) -> tuple[dict[str, float], Tensor]:
+def fidelity(vae: D.AutoencoderKLQwenImage, pool: Pool, run: Run, number: int = 100) -> tuple[dict[str, float], Tensor]:
     """Peak signal-to-noise ratio per canvas in fp32, and some pictures above their reconstructions."""
     still, painter = fast.StillVAE(vae), Painter(run)
     found, shown = {}, []
     for canvas, (width, height) in enumerate(CANVASES):
         records = torch.from_numpy(pool.records[pool.canvas == canvas][:number]).to(run.device)
         pictures = painter(records, width, height)
-        again = still.decode(still.encode(pictures)[0]).clamp(-1, 1)
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False):  # trying ways to convolve takes longer
+            again = still.decode(still.encode(pictures)[0]).clamp(-1, 1)
         error = float(((pictures - again) / 2).square().mean())
         found[f"{width}x{height}"] = round(-10 * float(torch.tensor(error).log10()), 2)
         if canvas == 0:

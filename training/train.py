@@ -3,8 +3,9 @@
 Renders scenes, trains the autoencoder, then the text encoder, then the denoiser, exports the pipeline, scores it. They
 share the time given; with --vae-steps, --text-steps and --flow-steps they take that many steps instead, which is
 repeatable. `--work DIR`, the results of an earlier run, goes on from there: its autoencoder and text encoder stay as
-they are and all time goes to the denoiser. One GPU; a CPU does for toy sizes (--toy). `--smoke` tries everything in a
-few steps, logs what takes the device's time and exits with 3 where that is too much.
+they are and all time goes to the denoiser, unless --vae-share or --vae-steps lets the autoencoder go on first, all of
+it or (--decoder-only) without changing the latents that the denoiser knows. One GPU; a CPU does for toy sizes (--toy).
+`--smoke` tries everything in a few steps, logs what takes the device's time and exits with 3 where that is too much.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ from training.sampling import Sampler
 from training.scenes import CANVASES
 
 TOY = components.Sizes(layers=2, heads=2, text_width=64, text_layers=1, text_heads=2, text_mlp=64, vae_base=8)
-VAE_SHARE = 0.2  # of the time given
-TEXT_SHARE = 0.045
+VAE_SHARE = 0.25  # of the time given, without compilation
+TEXT_SHARE = 0.025
 SLOW = 0.03  # seconds for a step, in a smoke test
-FINISH = 60.0  # seconds for export and scores, of --minutes
+FINISH = 50.0  # seconds for export and scores, of --minutes
+SWEEP = 25.0  # seconds that must be left for scores by steps and guidance
 SMOKE = {"scenes": 6000, "vae_scenes": 4000, "vae_steps": 60, "text_steps": 40, "flow_steps": 60, "number": 8}
 TOY_SMOKE = {"scenes": 60, "vae_scenes": 60, "vae_steps": 6, "text_steps": 6, "flow_steps": 6, "number": 1}
 
@@ -54,7 +56,9 @@ def _arguments() -> argparse.Namespace:
     a.add_argument("--out", type=Path, required=True, help="where results and checkpoints go")
     a.add_argument("--work", type=Path, help="the results of an earlier run, to go on from")
     a.add_argument("--minutes", type=float, default=9.0, help="for everything, start to end")
+    a.add_argument("--vae-share", type=float, help=f"of the time, 0 to 1; {VAE_SHARE}, but with --work 0")
     a.add_argument("--vae-steps", type=int, default=0, help="instead of a share of the time")
+    a.add_argument("--decoder-only", action="store_true", help="of the autoencoder, with --work")
     a.add_argument("--text-steps", type=int, default=0, help="instead of a share of the time")
     a.add_argument("--flow-steps", type=int, default=0, help="instead of the rest of the time")
     a.add_argument("--seed", type=int, default=1)
@@ -71,8 +75,14 @@ def _arguments() -> argparse.Namespace:
     a.add_argument("--smoke", action="store_true", help="a few steps of everything, with profiles")
     a.add_argument("--eager", action="store_true", help="without torch.compile and CUDA graphs")
     args = a.parse_args()
+    if args.decoder_only and (args.work is None or not (args.vae_share or args.vae_steps)):
+        a.error("--decoder-only goes with --work and --vae-share or --vae-steps")
+    if args.vae_share is None:
+        args.vae_share = VAE_SHARE if args.work is None else 0.0
     if args.smoke:
+        vae_steps = args.vae_steps
         vars(args).update(TOY_SMOKE if args.toy else SMOKE)
+        args.vae_steps = args.vae_steps if args.vae_share else vae_steps
     return args
 
 
@@ -93,15 +103,22 @@ def _parts(
     pipe: D.QwenImagePipeline, run: Run, args: argparse.Namespace, pools: dict[str, Callable[[], pool.Pool]]
 ) -> dict[str, Any]:
     """Autoencoder and text encoder, from an earlier run or trained now."""
-    if args.work is not None and checkpoint.load_parts(pipe, run, args.work):
-        run.log(f"autoencoder and text encoder from {args.work}")
+    found = set() if args.work is None else checkpoint.load_parts(pipe, run, args.work)
+    if found:
+        run.log(f"{' and '.join(sorted(found))} from {args.work}")
+    if "vae" not in found or args.vae_share or args.vae_steps:
+        pictures = pools["vae"]()
+        run.log(f"{len(pictures.canvas)} scenes for the autoencoder")
+        rate = stage_vae.LATER_RATE if "vae" in found else stage_vae.PEAK_RATE
+        plan = stage_vae.Plan(args.vae_batch, rate, args.decoder_only)
+        stage_vae.train(pipe.vae, pictures, run, Pace(_seconds(args, args.vae_share), args.vae_steps), plan)
+        checkpoint.round_off(pipe.vae)
+        if not args.decoder_only:
+            stage_vae.measure(pipe.vae, pictures, run)
+    if "text_encoder" in found:
+        checkpoint.save_parts(pipe, run)
         return {}
-    pictures = pools["vae"]()
-    run.log(f"{len(pictures.canvas)} scenes for the autoencoder")
-    pace = Pace(_seconds(args, VAE_SHARE), args.vae_steps)
-    stage_vae.train(pipe.vae, pictures, run, pace, args.vae_batch)
-    checkpoint.round_off(pipe.vae)
-    stage_vae.measure(pipe.vae, pictures, run)
+    checkpoint.save_parts(pipe, run, ("vae",))
     captions = pools["scenes"]()
     run.log(f"{len(captions.canvas)} scenes")
     reader = stage_text.train(pipe, captions, run, Pace(_seconds(args, TEXT_SHARE), args.text_steps), args.text_batch)
@@ -153,7 +170,7 @@ def _scores(run: Run, args: argparse.Namespace, folder: Path, shown: list[Tensor
     batch = 4 if run.device.type == "cpu" else 100
     report, pictures = evaluate.evaluate(pipe, evaluate.Setting(args.number, batch), run.log)
     sheet(torch.cat([*shown, *pictures]), run.out / "sheet.png", 8)
-    if not (args.toy or args.smoke):
+    if not (args.toy or args.smoke) and _seconds(args, 1.0) - run.elapsed() > SWEEP:
         report["two things, all right"] = evaluate.sweep(pipe, 100, batch)
     return report
 
@@ -211,8 +228,9 @@ def main() -> None:
     sizes = TOY if args.toy else components.Sizes()
     pipe = export.load(args.model) if args.lora else components.pipeline(sizes, args.seed)
     makers = pool.Makers(args.workers, pool.template(pipe.prompt_template_encode))  # forks, hence before CUDA
-    later = args.work is not None or args.lora is not None
-    pools = {} if later else {"vae": makers.start(args.vae_scenes, args.seed + 1)}
+    pools = {}
+    if args.lora is None and (args.vae_share or args.vae_steps):
+        pools["vae"] = makers.start(args.vae_scenes, args.seed + (1001 if args.work is not None else 1))
     pools["scenes"] = makers.start(args.scenes, args.seed + (1000 if args.work is not None else 0))
     pools["held out"] = makers.start(60 if args.smoke else 2000, args.seed, held_out=True)
     found = check.differences()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from training import check, checkpoint, components, evaluate, export, fast, stage_flow
+from training import check, checkpoint, components, evaluate, export, fast, pool, stage_flow, stage_vae
 from training.optim import Optimizer, orthogonalized
 from training.run import Pace, Run
 from training.sampling import Sampler
@@ -126,11 +126,13 @@ def test_a_run_goes_on_from_what_an_earlier_one_saved(tmp_path: Path) -> None:
     checkpoint.round_off(first.vae)
     checkpoint.round_off(first.text_encoder)
     first.vae.register_to_config(latents_mean=[0.5] * 8)
-    assert not checkpoint.load_parts(second, run, tmp_path)
+    assert checkpoint.load_parts(second, run, tmp_path) == set()
     assert checkpoint.load_flow(second, run, tmp_path) == 0
+    checkpoint.save_parts(first, run, ("vae",))
+    assert checkpoint.load_parts(second, run, tmp_path) == {"vae"}
     checkpoint.save_parts(first, run)
     checkpoint.save_flow(first, run, 70)
-    assert checkpoint.load_parts(second, run, tmp_path)
+    assert checkpoint.load_parts(second, run, tmp_path) == {"vae", "text_encoder"}
     assert checkpoint.load_flow(second, run, tmp_path) == 70
     assert second.vae.config.latents_mean == [0.5] * 8
     for name in ("vae", "text_encoder", "transformer"):
@@ -138,3 +140,20 @@ def test_a_run_goes_on_from_what_an_earlier_one_saved(tmp_path: Path) -> None:
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     halves = [(tmp_path / f"flow-{half}.pt").stat().st_size for half in (0, 1)]
     assert max(halves) < 1.2 * min(halves)
+
+
+@pytest.mark.parametrize("decoder_only", [True, False])
+def test_an_autoencoder_goes_on_and_its_decoder_alone_leaves_latents_as_they_are(
+    tmp_path: Path, decoder_only: bool
+) -> None:
+    vae, picture = components.vae(check.TINY), torch.rand(1, 3, 1, 32, 32)
+    with torch.no_grad():
+        latents = vae.encode(picture).latent_dist.mean
+        before = vae.decode(latents).sample
+    scenes = pool.build(10, 1, ("<|im_start|>user\n", "<|im_end|>\n"))
+    plan = stage_vae.Plan(batch=2, rate=0.01, decoder_only=decoder_only)
+    stage_vae.train(vae, scenes, Run(tmp_path, torch.device("cpu"), 0), Pace(0.0, steps=2), plan)
+    with torch.no_grad():
+        assert torch.allclose(vae.encode(picture).latent_dist.mean, latents, atol=1e-5) == decoder_only
+        assert not torch.equal(vae.decode(latents).sample, before)
+    assert all(p.requires_grad for p in vae.parameters())
