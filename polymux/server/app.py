@@ -18,6 +18,7 @@ from polymux.server import (
     lora,
     models,
     playground,
+    realtime,
     sleep,
     speech,
     speech_batch,
@@ -49,7 +50,7 @@ def build_api(state: ServerState) -> FastAPI:
     # No pages of FastAPI's own: they load foreign scripts.
     app = Api(title="polymux", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     for module in (
-        *(images, files, chat, videos, audio, speech, speech_batch, speech_socket, voices, transcriptions),
+        *(images, files, chat, videos, audio, speech, speech_batch, speech_socket, voices, transcriptions, realtime),
         *(models, lora, sleep, health, playground),
     ):
         app.include_router(module.routes(state))
