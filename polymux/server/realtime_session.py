@@ -172,7 +172,11 @@ class RealtimeSession(SocketSession):
                 await self.tell(SpeechStarted(audio_start_ms=milliseconds(edge.at), item_id=self._turn_id))
             else:
                 await self.tell(SpeechStopped(audio_end_ms=milliseconds(edge.at), item_id=self._turn_id))
-                await self._commit(self._input.take_turn(edge.at), self._turn_id)
+                try:
+                    await self._commit(self._input.take_turn(edge.at), self._turn_id)
+                except PolymuxError as error:  # of this turn alone: more may have come with its end
+                    await self.tell(self.complaint(error))
+                    continue
                 if self._turns is not None and self._turns.create_response:
                     self._begin(_Asked(self._manner, "session", None))
 

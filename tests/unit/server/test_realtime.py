@@ -303,6 +303,22 @@ def test_turns_without_an_answer() -> None:
     run(work())
 
 
+def test_a_turn_that_has_no_room_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        monkeypatch.setattr("polymux.server.realtime_conversation.MAX_ITEMS", 0)
+        async with talking(Talker()) as client:
+            await client.session(**TURNS)
+            turn = sound(400)["audio"], sound(400, False)["audio"]
+            both = b"".join(base64.b64decode(part) for part in turn * 2)
+            await client.send({"type": "input_audio_buffer.append", "audio": base64.b64encode(both).decode()})
+            events = [await client.next() for _ in range(6)]
+            began, ended = "input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped"
+            assert kinds(events) == [began, ended, "error"] * 2
+            assert [events[i]["audio_start_ms"] for i in (0, 3)] == [0, 600]
+
+    run(work())
+
+
 @pytest.mark.parametrize("interrupts", [True, False])
 def test_who_begins_to_speak_ends_the_response(interrupts: bool) -> None:
     async def work() -> None:
