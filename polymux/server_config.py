@@ -87,6 +87,10 @@ class HttpConfig(Checked):
     speech_idle_timeout: float = knob(
         30.0, "seconds that a WebSocket for speech may stay open without a message when nothing is spoken", minimum=0.1
     )
+    realtime_idle_timeout: float = knob(
+        600.0, "seconds that a session of /v1/realtime may stay open without a message when nothing is answered",
+        minimum=0.1,
+    )  # fmt: skip
     request_timeout: float | None = knob(
         None,
         "seconds until a request that is not done is given up (default: only those of x-request-timeout)",

@@ -19,6 +19,7 @@ from polymux.server import (
     models,
     playground,
     profile,
+    realtime,
     sleep,
     speech,
     speech_batch,
@@ -50,7 +51,7 @@ def build_api(state: ServerState) -> FastAPI:
     # No pages of FastAPI's own: they load foreign scripts.
     app = Api(title="polymux", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     for module in (
-        *(images, files, chat, videos, audio, speech, speech_batch, speech_socket, voices, transcriptions),
+        *(images, files, chat, videos, audio, speech, speech_batch, speech_socket, voices, transcriptions, realtime),
         *(models, lora, sleep, profile, health, playground),
     ):
         app.include_router(module.routes(state))

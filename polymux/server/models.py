@@ -34,6 +34,7 @@ class ModelLimits(BaseModel):
     receive_timeout: float = Field(description="seconds that the headers, and then the body, may take to arrive")
     send_timeout: float = Field(description="seconds that a client may take nothing of its answer")
     speech_idle_timeout: float = Field(description="seconds that a WebSocket for speech may be idle")
+    realtime_idle_timeout: float = Field(description="seconds that a session of /v1/realtime may be idle")
     request_timeout: float | None = Field(description="seconds until a request is given up; null: no limit")
     max_media_bytes: int = Field(description="of one file")
     max_total_media_bytes: int = Field(description="of the decoded media of all requests under way together")

@@ -52,6 +52,7 @@ class SocketSession:
     def __init__(self, socket: WebSocket) -> None:
         self.socket = socket
         self.limits: HttpConfig = socket.state.limits
+        self.named: str | None = None  # what the client calls the message that is being read, if it does (`event_id`)
 
     async def take(self, message: Body) -> None:
         """What a message does. Raises PolymuxError for one that is wrong, and SessionOver."""
@@ -64,6 +65,10 @@ class SocketSession:
     def patience(self) -> float | None:
         """Seconds that may pass until the next message; None: it is our turn."""
         raise NotImplementedError
+
+    def complaint(self, error: PolymuxError) -> BaseModel:
+        """How an error is told."""
+        return SessionError(error=error_body(error).error)
 
     async def run(self) -> None:
         await self.socket.accept()
@@ -107,12 +112,13 @@ class SocketSession:
 
     async def _read(self) -> None:
         while True:
+            self.named = None
             try:
                 await self.take(self._parsed(await self._next()))
             except (ReceiveTimeoutError, DeadlineExceededError):
                 raise
             except PolymuxError as error:
-                await self.tell(SessionError(error=error_body(error).error))
+                await self.tell(self.complaint(error))
 
     async def _next(self) -> dict[str, Any]:
         """Raises WebSocketDisconnect, and ReceiveTimeoutError when nothing comes for too long."""
@@ -143,7 +149,8 @@ class SocketSession:
             value = json.loads(text)
         except ValueError as error:
             raise InvalidRequestError(f"the message is not valid JSON: {error}") from None
-        kind = value.get("type") if isinstance(value, dict) else None
+        kind, name = (value.get("type"), value.get("event_id")) if isinstance(value, dict) else (None, None)
+        self.named = name[:_MOST_NAMED].encode(errors="replace").decode() if isinstance(name, str) else None
         model = self.messages.get(kind) if isinstance(kind, str) else None
         if model is None or not isinstance(kind, str):
             shown = kind[:80] if isinstance(kind, str) else kind if isinstance(kind, (int, type(None))) else "..."
@@ -158,7 +165,7 @@ class SocketSession:
 
     async def _last_word(self, error: PolymuxError, code: int) -> int:
         with contextlib.suppress(SessionOver, WebSocketDisconnect):
-            await self.tell(SessionError(error=error_body(error).error))
+            await self.tell(self.complaint(error))
         return code
 
     async def _close(self, code: int) -> None:
@@ -167,4 +174,5 @@ class SocketSession:
                 await self._sent(self.socket.close(code))
 
 
+_MOST_NAMED = 512  # characters
 _LOOK_S = 1.0  # how often it is looked whether it is the client's turn again
