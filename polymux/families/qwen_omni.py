@@ -29,7 +29,7 @@ from polymux.families.chat import (
 from polymux.families.generate import Parts
 from polymux.media.film import at_rate
 from polymux.media.image import flat
-from polymux.request import Modality, SamplingParams
+from polymux.request import Bounds, Modality, SamplingParams
 
 SAMPLE_RATE = 24000
 SHORTEST_S = 0.1  # of a sound: the encoder makes nothing of less
@@ -215,6 +215,11 @@ QWEN25_OMNI = ChatFamily(
     decoders=("token2wav.code2wav_dit_model", "token2wav.code2wav_bigvgan_model"),
     sees_at=Omni25Adapter.sees_at,
     extra=(*_TALKER, "token2wav_num_steps", "token2wav_guidance_scale", "token2wav_sway_coefficient"),
+    bounds={
+        "token2wav_num_steps": Bounds(2, 1000, "integer"),
+        "token2wav_guidance_scale": Bounds(0, 100),
+        "token2wav_sway_coefficient": Bounds(-1, 1.75),  # beyond, time would run backwards
+    },
     warmup=SamplingParams(seed=0, max_new_tokens=2),
     **_SHARED,
 )  # fmt: skip
