@@ -305,6 +305,14 @@ class StageStats(msgspec.Struct, frozen=True, kw_only=True):
         return totals
 
 
+class Bounds(msgspec.Struct, frozen=True):
+    """What a further argument of a model may be: a number from `low` to `high`, or true or false."""
+
+    low: float = 0
+    high: float = 0
+    kind: Literal["number", "integer", "flag"] = "number"
+
+
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What the loaded model can do; sent by the stage when it is ready, used to check requests before any work."""
 
@@ -343,6 +351,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     embedding_size: int | None = None  # values of a vector that stands for a voice; None: it takes none
     max_new_tokens: int | None = None  # of one sentence, or of the whole sound if it does not speak
     extra: tuple[str, ...] = ()  # of the arguments, those that extra_args may hold, where that is known
+    bounds: dict[str, Bounds] = {}  # of some of those
     device: str = "cpu"
     dtype: str = "float32"
     parameters: int = 0

@@ -12,6 +12,7 @@ from typing import Any
 
 from polymux.config import LimitsConfig
 from polymux.errors import InvalidRequestError
+from polymux.further_arguments import COLDEST, check_further
 from polymux.request import (
     ITEM_BYTES,
     ArrayData,
@@ -129,13 +130,15 @@ def check_sampling(params: SamplingParams, capabilities: Capabilities, limits: L
     _check_embedding(params, capabilities.embedding_size)
     for name, (low, high) in _RANGES.items():
         _check_number(name, getattr(params, name), low, high)
+    if params.temperature is not None and 0 < params.temperature < COLDEST:
+        raise _refuse("temperature", params.temperature, f"must be 0, or a number from {COLDEST:g} to 100")
     _check_seconds(params, limits)
     _check_integer("top_k", params.top_k, 1, 10**6)
     _check_integer("max_new_tokens", params.max_new_tokens, 1, capabilities.max_new_tokens or 2**31)
     _check_integer("seed", params.seed, 0, SEEDS - 1)
     _check_stop(params.stop)
     _check_drawing(params)
-    _check_extra(params.extra_args, capabilities)
+    check_further(params.extra_args, capabilities)
 
 
 def _shown(names: tuple[str, ...]) -> str:
@@ -190,17 +193,6 @@ def _check_drawing(params: SamplingParams) -> None:
         raise _refuse(idle[0], getattr(params, idle[0]), "has no effect without sampling")
     if params.do_sample and params.temperature == 0:
         raise _refuse("temperature", 0, "cannot be combined with do_sample")
-
-
-def _check_extra(extra: Any, capabilities: Capabilities) -> None:
-    if not isinstance(extra, dict):
-        raise _refuse("extra_args", extra, "must be a dict with argument names as keys")
-    for name, value in extra.items():
-        if name not in capabilities.extra:
-            known = f"known are {', '.join(capabilities.extra)}" if capabilities.extra else "there are none"
-            raise InvalidRequestError(f"extra_args.{str(name)[:80]}: {known}", param=f"extra_args.{str(name)[:80]}")
-        if type(value) is not bool and not _is_number(value):
-            raise _refuse(f"extra_args.{name}", value, "must be a number, true or false")
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:

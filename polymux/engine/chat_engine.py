@@ -81,7 +81,7 @@ class ChatEngine(SessionEngine[ChatJob, GenerateModel]):
     def _ask(self, parts: Parts, request: Request, params: SamplingParams) -> ChatCall:
         """In the thread."""
         with torch.no_grad():
-            question: Question = question_of(request, params, self.described)
+            question: Question = question_of(request, params, self.described, self.config.limits.max_audio_seconds)
             return self.family.adapter.ask(parts, question)
 
     def _admit(self) -> None:

@@ -13,8 +13,8 @@ from polymux.media.wire import Array, from_wire
 from polymux.request import ArrayData, Capabilities, Request, SamplingParams
 
 
-def question_of(request: Request, params: SamplingParams, capabilities: Capabilities) -> Question:
-    """Raises InvalidRequestError for sound that is none."""
+def question_of(request: Request, params: SamplingParams, capabilities: Capabilities, longest_s: float) -> Question:
+    """Raises InvalidRequestError for sound that is none. `longest_s`: of speech."""
     media = request.media
     spoken = speaks(request)
     return Question(
@@ -27,6 +27,7 @@ def question_of(request: Request, params: SamplingParams, capabilities: Capabili
                if isinstance(item, ArrayData)],
         speaks=spoken,
         voice=params.voice or next(iter(capabilities.voices), None) if spoken else None,
+        longest_s=longest_s,
     )  # fmt: skip
 
 

@@ -83,6 +83,7 @@ class GenerateModel:
             embedding_size=adapter.embedding_size(parts),
             max_new_tokens=adapter.longest(parts, config.limits.max_audio_seconds),
             extra=family.extra,
+            bounds=family.bounds,
             device=str(parts.model.device),
             dtype=str(parts.model.dtype).removeprefix("torch."),
             parameters=sum(parameters.values()),

@@ -6,7 +6,7 @@ from typing import Any
 
 from polymux.errors import InvalidRequestError
 from polymux.families.generate import Adapter, Call, GenerateFamily, Parts, Wish, known_tokens, told
-from polymux.request import SamplingParams
+from polymux.request import Bounds, SamplingParams
 
 _STAGES = ("semantic", "coarse", "fine")
 
@@ -62,6 +62,7 @@ BARK = GenerateFamily(
     arguments=("voice", "speed", "max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty"),
     unheard_because="their voices are presets, which take another model to be made of a sound",
     extra=("min_eos_p", *(f"{stage}_temperature" for stage in _STAGES)),
+    bounds={"min_eos_p": Bounds(0, 1)},
     warmup=SamplingParams(seed=0, max_new_tokens=4),
 )
 

@@ -7,6 +7,7 @@ adapter: whoever runs the model watches the tokens as they are chosen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +43,7 @@ class Question:
     films: Sequence[Film] = ()
     speaks: bool = False
     voice: str | None = None  # None: it does not speak
+    longest_s: float = math.inf  # of its speech
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from polymux.errors import InvalidRequestError
 from polymux.families.base import NOTHING
 from polymux.families.graph import Arrays, Graph
 from polymux.media.sentences import pieces
-from polymux.request import Modality, SamplingParams
+from polymux.request import Bounds, Modality, SamplingParams
 from polymux.sampling import generation_arguments
 
 DRAWING = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
@@ -159,6 +159,7 @@ class GenerateFamily:
     arguments: the fields of SamplingParams that it honours, beside seed.
     unheard_because: why it cannot speak with the voice of a recording, if `arguments` has no ref_audio.
     extra: what extra_args may hold.
+    bounds: what those of them may be that are not named after a field of SamplingParams.
     merge: as in `base.Family`; nothing yet, and `unmerged_because` says why.
     warmup: the parameters of the generation that is made before the first request.
     graph: the stages that its models can be split into; see `Writer` and `Decoder` for what an adapter does then.
@@ -182,6 +183,7 @@ class GenerateFamily:
     arguments: tuple[str, ...] = SPEECH
     unheard_because: str = "its voices are its own"
     extra: tuple[str, ...] = ()
+    bounds: dict[str, Bounds] = field(default_factory=dict)
     merge: frozenset[str] = NOTHING
     unmerged_because: str = "each request has a cache of its own, and merging them is not proven"
     warmup: SamplingParams = SamplingParams(seed=0)

@@ -19,7 +19,7 @@ from polymux.families.chat import (
     room_for,
 )
 from polymux.families.generate import Parts
-from polymux.request import SamplingParams
+from polymux.request import Bounds, SamplingParams
 
 ANY = "ForCausalLM"  # how the names of such classes end
 
@@ -82,6 +82,7 @@ LANGUAGE = ChatFamily(
     processor="AutoTokenizer",
     steps=("model.forward", "transformer.forward", "gpt_neox.forward"),
     extra=("enable_thinking",),  # of their templates
+    bounds={"enable_thinking": Bounds(kind="flag")},
     decoders_merged=("model.forward",),
     heads_merged=("lm_head.forward",),
     warmup=SamplingParams(seed=0, max_new_tokens=2),

@@ -6,6 +6,7 @@ the talker's arguments have prefixes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,12 @@ from polymux.families.chat import (
 from polymux.families.generate import Parts
 from polymux.media.film import at_rate
 from polymux.media.image import flat
-from polymux.request import Modality, SamplingParams
+from polymux.request import Bounds, Modality, SamplingParams
 
 SAMPLE_RATE = 24000
 SHORTEST_S = 0.1  # of a sound: the encoder makes nothing of less
 MEDIA = (("image", 32), ("video", 8), ("audio", 32))
+_MOST = "talker_max_new_tokens"
 _TEXT, _SPEECH = 1024, 4096  # steps, as their own default is
 _THINKER = ("thinker.model.language_model", "thinker.model.visual", "thinker.model.audio_tower", "thinker.lm_head")
 
@@ -113,6 +115,19 @@ class OmniAdapter(ChatAdapter):
         """What is said of the speech, in arguments of `generate`."""
         raise NotImplementedError
 
+    def samples_per_step(self, parts: Parts) -> int:
+        """Of its speech."""
+        raise NotImplementedError
+
+    def speech_steps(self, parts: Parts, question: Question) -> int:
+        """The most steps of its speech. Raises InvalidRequestError for more than the operator allows."""
+        allowed = max(1, int(min(question.longest_s * SAMPLE_RATE / self.samples_per_step(parts), 2**31)))
+        asked = question.params.extra_args.get(_MOST)
+        if asked is not None and asked > allowed:
+            what = f"allowed are {allowed}, which are {question.longest_s:g} s of sound (--max-audio-seconds)"
+            raise InvalidRequestError(f"extra_args.{_MOST}={asked}: {what}", param=f"extra_args.{_MOST}")
+        return min(_SPEECH, allowed) if asked is None else int(asked)
+
     def _inputs(self, parts: Parts, question: Question) -> Any:
         media: dict[str, Any] = {}
         if question.pictures:
@@ -162,8 +177,12 @@ class Omni25Adapter(OmniAdapter):
             return {"generation_mode": "text"}
         talker = parts.model.talker
         ends = [talker.codec_pad_token, talker.codec_eos_token]
-        given = {"speaker": question.voice, "talker_max_new_tokens": _SPEECH, "talker_eos_token_id": ends}
-        return given | question.params.extra_args
+        given = {"speaker": question.voice, "talker_eos_token_id": ends}
+        return given | question.params.extra_args | {_MOST: self.speech_steps(parts, question)}
+
+    def samples_per_step(self, parts: Parts) -> int:
+        mel = math.prod(parts.model.token2wav.code2wav_bigvgan_model.config.upsample_rates)
+        return int(parts.model.token2wav.code2wav_dit_model.config.repeats * mel)
 
 
 class Omni3Adapter(OmniAdapter):
@@ -182,8 +201,11 @@ class Omni3Adapter(OmniAdapter):
     def speech(self, parts: Parts, question: Question) -> dict[str, Any]:
         if not question.speaks:
             return {"return_audio": False}
-        given = {"return_audio": True, "speaker": question.voice, "talker_max_new_tokens": _SPEECH}
-        return given | question.params.extra_args
+        given = {"return_audio": True, "speaker": question.voice}
+        return given | question.params.extra_args | {_MOST: self.speech_steps(parts, question)}
+
+    def samples_per_step(self, parts: Parts) -> int:
+        return int(parts.model.code2wav.total_upsample)
 
 
 def _default_first(names: Sequence[str] | dict[str, Any], default: str) -> tuple[str, ...]:
@@ -215,6 +237,11 @@ QWEN25_OMNI = ChatFamily(
     decoders=("token2wav.code2wav_dit_model", "token2wav.code2wav_bigvgan_model"),
     sees_at=Omni25Adapter.sees_at,
     extra=(*_TALKER, "token2wav_num_steps", "token2wav_guidance_scale", "token2wav_sway_coefficient"),
+    bounds={
+        "token2wav_num_steps": Bounds(2, 1000, "integer"),
+        "token2wav_guidance_scale": Bounds(0, 100),
+        "token2wav_sway_coefficient": Bounds(-1, 1.75),  # beyond, time would run backwards
+    },
     warmup=SamplingParams(seed=0, max_new_tokens=2),
     **_SHARED,
 )  # fmt: skip

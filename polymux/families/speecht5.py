@@ -11,6 +11,7 @@ import numpy as np
 from polymux.errors import InvalidRequestError
 from polymux.families.generate import SPEECH, Adapter, Call, FrameShape, GenerateFamily, Parts, Wish, known_tokens
 from polymux.families.graph import Arrays, Edge, Graph, StageDeclaration
+from polymux.request import Bounds
 
 _THRESHOLD, _SHORTEST, _LONGEST = 0.5, 0.0, 20.0  # of its generate_speech
 
@@ -94,6 +95,7 @@ SPEECHT5 = GenerateFamily(
     arguments=(*SPEECH, "speaker_embedding"),
     unheard_because="their voices are vectors (x-vectors): give one as speaker_embedding",
     extra=("threshold", "minlenratio", "maxlenratio"),
+    bounds={"threshold": Bounds(0, 100), "minlenratio": Bounds(0, 100), "maxlenratio": Bounds(0, 100)},
     graph=Graph(
         stages=(StageDeclaration(name="spectrum", does="write"), StageDeclaration(name="vocoder", does="decode")),
         edges=(Edge(source=0, target=1, hand_off=spectrum_of),),

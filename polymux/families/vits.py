@@ -8,6 +8,7 @@ from typing import Any
 
 from polymux.errors import InvalidRequestError
 from polymux.families.generate import SPEECH, Adapter, Call, GenerateFamily, Parts, Wish, known_signs
+from polymux.request import Bounds
 
 _OWN = ("noise_scale", "noise_scale_duration", "speaking_rate")  # attributes that its forward reads
 
@@ -62,6 +63,7 @@ VITS = GenerateFamily(
     arguments=(*SPEECH, "language"),
     unheard_because="their speakers are those that they were trained with",
     extra=_OWN,
+    bounds={"noise_scale": Bounds(0, 10), "noise_scale_duration": Bounds(0, 2), "speaking_rate": Bounds(0.1, 10)},
     unmerged_because="its lengths follow from drawn durations, and it is done in one pass",
 )
 

@@ -38,6 +38,7 @@ LAYERS = (
         "validation",
         "conversation",
         "sampling",
+        "further_arguments",
         "messages",
         "metrics",
         "logs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import msgspec
@@ -10,8 +11,10 @@ import pytest
 
 from polymux.config import LimitsConfig
 from polymux.errors import InvalidRequestError
+from polymux.families import all_generate_families
+from polymux.further_arguments import bounds_of
 from polymux.messages import Add, frame, to_stage
-from polymux.request import Capabilities, ImageData, OmniDiffusionSamplingParams, Request, SamplingParams
+from polymux.request import Bounds, Capabilities, ImageData, OmniDiffusionSamplingParams, Request, SamplingParams
 from polymux.sampling import FIELDS, generation_arguments, sampling_of
 from polymux.validation import validate
 
@@ -137,3 +140,44 @@ def test_to_name_how_tokens_are_drawn_is_to_ask_that_they_are() -> None:
     assert generation_arguments(SamplingParams(top_k=3)) == {"top_k": 3, "do_sample": True}
     assert generation_arguments(SamplingParams(temperature=0)) == {"do_sample": False}
     assert generation_arguments(SamplingParams(max_new_tokens=4, seconds=1)) == {"max_new_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("talker_temperature", (1, 1e-6), (0, -1, 1e-40, 101, True)),
+        ("talker_top_k", (1,), (0, -1, 1.5)),
+        ("talker_top_p", (0.5, 1), (0, 2)),
+        ("talker_repetition_penalty", (1.1,), (0, -1)),
+        ("talker_max_new_tokens", (1, 100), (0, -1, 1.5, True, 101)),
+        ("talker_do_sample", (True, False), (0, 1)),
+        ("steps", (2, 9), (1, 10, 2.5, True)),
+        ("way", (-0.5,), (-2, float("nan"))),
+        ("thinks", (True,), (1, "x")),
+    ],
+)
+def test_further_arguments(name: str, good: tuple[Any, ...], bad: tuple[Any, ...]) -> None:
+    bounds = {"steps": Bounds(2, 9, "integer"), "way": Bounds(-1, 1), "thinks": Bounds(kind="flag")}
+    capabilities = msgspec.structs.replace(SPEAKS, extra=(name,), bounds=bounds)
+    for value in good:
+        check(capabilities, extra_args={name: value})
+    for value in bad:
+        with pytest.raises(InvalidRequestError) as error:
+            check(capabilities, extra_args={name: value})
+        assert error.value.param == f"extra_args.{name}"
+
+
+def test_a_further_argument_of_drawing_without_drawing_is_refused() -> None:
+    capabilities = msgspec.structs.replace(SPEAKS, extra=("talker_top_k", "talker_do_sample", "other_top_k"))
+    check(capabilities, extra_args={"talker_do_sample": False, "other_top_k": 1})
+    with pytest.raises(InvalidRequestError, match="no effect") as error:
+        check(capabilities, extra_args={"talker_do_sample": False, "talker_top_k": 1})
+    assert error.value.param == "extra_args.talker_top_k"
+
+
+def test_what_every_further_argument_of_every_family_may_be_is_known() -> None:
+    for family in all_generate_families():
+        capabilities = msgspec.structs.replace(SPEAKS, extra=family.extra, bounds=family.bounds)
+        unknown = [name for name in family.extra if math.isinf(bounds_of(name, capabilities).high)]
+        assert not unknown, f"{family.name}: {unknown}"
+        assert set(family.bounds) <= set(family.extra)

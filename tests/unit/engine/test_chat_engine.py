@@ -322,3 +322,14 @@ def test_sound_in_any_form_is_what_the_model_hears(load: Load) -> None:
 
     plain = heard(to_wire(samples, sample_rate=16000))
     assert plain == heard(to_wire(samples)) == heard(to_wire(np.repeat(samples, 2, axis=0), sample_rate=16000))
+
+
+def test_speech_is_no_longer_than_is_allowed(load: Load) -> None:
+    engine = load("qwen25-omni", max_audio_seconds=0.1)  # of 480 samples, 50 a second
+    spoken: dict[str, Any] = {"modalities": ("text", "audio"), "tokens": 3}
+    made = answer(engine, extra_args={"talker_do_sample": False, "talker_repetition_penalty": 1.0}, **spoken)
+    assert made.metrics.audio_tokens == 5 and made.sound_seconds <= 0.1 and made.finish_reason == "length"
+    assert refusal(engine, extra_args={"talker_max_new_tokens": 6}, **spoken) == (
+        "InvalidRequestError",
+        "extra_args.talker_max_new_tokens",
+    )
