@@ -156,8 +156,8 @@ def test_who_leaves_cancels() -> None:
 def test_everything_reaches_the_generator() -> None:
     omni = SpeakingOmni()
     fields = {
-        "voice": "ben", "language": "en", "instructions": "softly", "speed": 2, "max_new_tokens": 7, "temperature": 0.5,
-        "top_k": 3, "top_p": 0.5, "repetition_penalty": 1.5, "guidance_scale": 2,
+        "voice": "ben", "language": "en", "instructions": "softly", "speed": 2, "max_new_tokens": 7,
+        "do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.5, "repetition_penalty": 1.5, "guidance_scale": 2,
     }  # fmt: skip
     assert post(omni, **fields, stream=True).status_code == 200
     (request,) = omni.requests
