@@ -86,7 +86,9 @@ class LimitsConfig(Checked):
     max_num_outputs: int = knob(10, "outputs per prompt", minimum=1)
     max_generated_image_size: int = knob(7680 * 4320, "pixels of one generated picture or frame", minimum=1)
     max_num_frames: int = knob(1024, "frames of one generated video", minimum=1)
-    max_audio_seconds: float = knob(600.0, "seconds of one generated sound", minimum=0.01)
+    max_audio_seconds: float = knob(
+        600.0, "seconds of one generated sound; speech is as long as its text", minimum=0.01
+    )
     max_prompt_length: int = knob(32768, "characters of a prompt", minimum=1)
     max_input_audio_seconds: float = knob(3600.0, "seconds of a sound that is to be written down", minimum=0.1)
     max_ref_audio_seconds: float = knob(30.0, "seconds of a recording of a voice to speak with", minimum=0.1)

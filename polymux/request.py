@@ -326,7 +326,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     min_inference_steps: int = 1
     frames_multiple: int = 1  # num_frames - 1 must be a multiple of it
     max_seconds: float | None = None  # of sound, where the pipeline would cut what is longer
-    defaults: dict[str, int] = {}  # of height, width and num_frames, where the pipeline's call states them
+    # Of height, width and num_frames, where the pipeline's call states them, and of a seed, where the operator does.
+    defaults: dict[str, int] = {}
     fps: float | None = None  # of videos, unless a request says otherwise
     sample_rate: int | None = None  # of sound
     refused: dict[str, str] = {}  # arguments that this checkpoint would ignore, and why

@@ -146,7 +146,8 @@ def _shown(names: tuple[str, ...]) -> str:
 
 
 def _names(capabilities: Capabilities) -> str:
-    return ", ".join(sorted({*capabilities.arguments, *_ENGINE_FIELDS} - {*capabilities.extra, "prompt"}))
+    deaf = set() if REFERENCE in capabilities.media else {REFERENCE}
+    return ", ".join(sorted({*capabilities.arguments, *_ENGINE_FIELDS} - {*capabilities.extra, "prompt", *deaf}))
 
 
 _TOLD = ("do_sample", *_SAMPLING, "repetition_penalty", "guidance_scale", "max_new_tokens")  # to a model's `generate`

@@ -47,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--speed", type=float, metavar="X", help="0.25 to 4 (default: 1)")
     add("--seed", type=int, metavar="N", help="default: drawn, and printed")
     add(
+        "--do-sample", action=argparse.BooleanOptionalAction, help="draw tokens, in place of the likeliest ones, or not"
+    )
+    add(
         "--temperature",
         type=float,
         metavar="X",
@@ -55,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--top-k", type=int, metavar="N")
     add("--top-p", type=float, metavar="X")
     add("--repetition-penalty", type=float, metavar="X")
+    add("--guidance-scale", type=float, metavar="X", help="where the model has guidance")
     add("--max-new-tokens", type=int, metavar="N", help="of each sentence, which is cut there")
     add("--extra-args", type=json_object, default={}, metavar="JSON", help="further arguments of the model's own")
     add_config(parser, EngineConfig)

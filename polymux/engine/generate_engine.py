@@ -123,7 +123,8 @@ class GenerateEngine(SessionEngine[SoundJob, GenerateModel]):
         self._close(job, session)
         if call.ends and call.steps is not None and session.steps.done >= call.steps:
             what = f"sentence {session.index + 1} had not come to its end after {call.steps} steps"
-            self._fail(job, GenerationError(f"{what}: another seed may, and max_new_tokens accepts it as it is"))
+            more = ", and max_new_tokens accepts it as it is" if "max_new_tokens" in self.family.arguments else ""
+            self._fail(job, GenerationError(f"{what}: another seed may{more}"))
             return
         self._made(job, session.index, result)
 

@@ -62,10 +62,13 @@ class GenerateModel:
         family, parts, adapter = self.family, self.parts, self.family.adapter
         languages = adapter.languages(parts)
         arguments = tuple(name for name in family.arguments if name != "language" or languages)
+        deaf = adapter.deaf(parts) if REFERENCE in arguments else None
+        if deaf is not None:
+            arguments = tuple(name for name in arguments if name not in (REFERENCE, "ref_text"))
         refused = {"partial_images": "there are none of sound"}
         if REFERENCE not in arguments:
             why = f"{family.name} models speak with no voice of a recording: {family.unheard_because}"
-            refused[REFERENCE] = why if family.speaks else "the model does not speak"
+            refused[REFERENCE] = deaf or (why if family.speaks else "the model does not speak")
         parameters = {id(p): p.numel() for c in self.components for p in c.module.parameters()}
         return Capabilities(
             family=family.name,

@@ -49,6 +49,11 @@ class DiaAdapter(Adapter):
         room, delay = config.decoder_config.max_position_embeddings, max(config.delay_pattern)
         return int(room - delay - _FRAME_PROMPT)
 
+    def deaf(self, parts: Parts) -> str | None:
+        if parts.beside.device.type != "meta":
+            return None
+        return "the codec that would hear it is in another stage's process; serve without --split-stages"
+
     def pieces(self, text: str, voice: str | None, longest: int) -> list[str]:
         """Each piece begins with the mark of whoever speaks."""
         if voice is not None and _MARK.match(text.lstrip()):
@@ -73,9 +78,6 @@ class DiaAdapter(Adapter):
         ends = wish.params.max_new_tokens is None
         heard = {}
         if wish.reference is not None:
-            if parts.beside.device.type == "meta":
-                why = "the codec that would hear it is in another stage's process; serve without --split-stages"
-                raise InvalidRequestError(f"ref_audio: {why}", param="ref_audio")
             heard = {"text": text, "heard": wish.reference.samples}
             longest -= math.ceil(len(wish.reference.samples) / parts.processor.feature_extractor.hop_length)
         # Its own default, a whole length of positions, leaves no room for the delay of its channels.

@@ -98,6 +98,11 @@ class Adapter:
         """Values of the vector that a request may give as a voice."""
         return None
 
+    def deaf(self, parts: Parts) -> str | None:
+        """Why a model like this, as it is loaded here, cannot speak with the voice of a recording, although its family
+        can."""
+        return None
+
     def check(self, parts: Parts) -> str | None:
         """What a checkpoint like this lacks here, if it lacks something."""
         return None

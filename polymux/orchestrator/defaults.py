@@ -16,6 +16,19 @@ from polymux.sampling import sampling_of
 from polymux.validation import validate
 
 _ENGINE = ("seed", "extra_args", "output_type", "num_outputs_per_prompt", "lora")  # not arguments of the model's call
+_TOLD = ("height", "width", "num_frames", "seed")  # what clients, and routes, are told beforehand
+_DRAWN = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+)  # how tokens are drawn; no default for a request that has none drawn
+# Fields that exclude each other: who names one of them does not leave the others open.
+_EITHER = (
+    ("voice", "speaker_embedding"),
+    ("seconds", "max_new_tokens"),
+    ("num_inference_steps", "sigmas", "timesteps"),
+)
 
 Params = TypeVar("Params", SamplingParams, OmniDiffusionSamplingParams)
 
@@ -43,16 +56,40 @@ def with_defaults(request: Request, defaults: Mapping[str, Any], capabilities: C
     if not defaults:
         return request
     if capabilities.samples:
+        if (request.prompt or "").lstrip().startswith(capabilities.speaker_marks):  # it says itself who speaks
+            defaults = {name: value for name, value in defaults.items() if name != "voice"}
         filled = _filled(sampling_of(request, capabilities), defaults)
         return msgspec.structs.replace(request, sampling=filled, params=OmniDiffusionSamplingParams())
+    if request.generator_state is not None:
+        defaults = {name: value for name, value in defaults.items() if name != "seed"}
     return msgspec.structs.replace(request, params=_filled(request.params, defaults))
 
 
+def described(capabilities: Capabilities, defaults: Mapping[str, Any]) -> Capabilities:
+    """With those defaults that are told beforehand."""
+    told = {name: defaults[name] for name in _TOLD if defaults.get(name) is not None}
+    return msgspec.structs.replace(capabilities, defaults=capabilities.defaults | told) if told else capabilities
+
+
 def _filled(params: Params, defaults: Mapping[str, Any]) -> Params:
-    unset = {
+    said = {
         f.name
         for f in dataclasses.fields(params)
-        if getattr(params, f.name) == (f.default if f.default_factory is dataclasses.MISSING else f.default_factory())
+        if getattr(params, f.name) != (f.default if f.default_factory is dataclasses.MISSING else f.default_factory())
     }
-    given: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in defaults.items() if n in unset}
+    closed = said | {name for group in _EITHER if said.intersection(group) for name in group}
+    if isinstance(params, SamplingParams):
+        closed |= _closed_by_drawing(params, said, defaults)
+    given: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in defaults.items() if n not in closed}
+    if "extra_args" in defaults and isinstance(params.extra_args, dict):
+        given["extra_args"] = defaults["extra_args"] | params.extra_args
     return replace(params, **given)
+
+
+def _closed_by_drawing(params: SamplingParams, said: set[str], defaults: Mapping[str, Any]) -> set[str]:
+    """Who wants the likeliest tokens wants none of the defaults for drawing, and the other way round."""
+    if params.do_sample is False or params.temperature == 0:
+        return {"do_sample", *_DRAWN}
+    if params.do_sample or said.intersection(_DRAWN):
+        return {"do_sample", "temperature"} if defaults.get("temperature") == 0 else {"do_sample"}
+    return set()

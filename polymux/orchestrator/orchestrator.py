@@ -22,7 +22,7 @@ from polymux.messages import Profiled, Sleep, Slept, StartProfile, StopProfile, 
 from polymux.metrics import Metrics
 from polymux.orchestrator.admission import admit, room
 from polymux.orchestrator.balance import Pool
-from polymux.orchestrator.defaults import check_defaults, with_defaults
+from polymux.orchestrator.defaults import check_defaults, described, with_defaults
 from polymux.orchestrator.launch import MakeStage
 from polymux.orchestrator.plan import of_replica, plan_of
 from polymux.orchestrator.replica import Replica
@@ -91,7 +91,8 @@ class Orchestrator:
     @property
     def capabilities(self) -> Capabilities | None:
         """None until the model was ready for the first time."""
-        return next((r.capabilities for r in self._stages[0].replicas if r.capabilities is not None), None)
+        found = next((r.capabilities for r in self._stages[0].replicas if r.capabilities is not None), None)
+        return None if found is None else described(found, self.plan[0].defaults)
 
     async def start(self) -> None:
         """Returns when a generation works. Raises what kept the stage from it; then nothing of it is left."""

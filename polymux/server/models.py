@@ -67,7 +67,9 @@ class ModelAbilities(BaseModel):
     voices: list[str] = Field(description="of a model that speaks; the first is the default")
     languages: list[str] = Field(description="that a request may name")
     frames_multiple: int = Field(description="num_frames must be 1 more than a multiple of it")
-    defaults: dict[str, int] = Field(description="height, width and num_frames that it uses if they are left out")
+    defaults: dict[str, int] = Field(
+        description="height, width, num_frames, and a seed that is not drawn, that it uses if they are left out"
+    )
     fps: float | None = Field(description="frames per second of its videos, unless a request says otherwise")
     sample_rate: int | None = Field(description="samples per second of its sound")
     max_seconds: float | None = Field(description="of a sound; null: as far as is known, only limits.max_audio_seconds")

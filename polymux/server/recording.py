@@ -85,6 +85,7 @@ async def speech_params(state: ServerState, body: SpeechFields, can: Capabilitie
         speed=body.speed,
         seed=body.seed,
         max_new_tokens=body.max_new_tokens,
+        do_sample=body.do_sample,
         temperature=body.temperature,
         top_k=body.top_k,
         top_p=body.top_p,

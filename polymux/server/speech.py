@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import secrets
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
@@ -31,6 +30,7 @@ from polymux.server.errors import responses
 from polymux.server.generation import generate, while_connected
 from polymux.server.image_request import refusals_counted
 from polymux.server.recording import speech_params
+from polymux.server.seed import seed_of
 from polymux.server.session import session_of
 from polymux.server.speech_protocol import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
 from polymux.server.sse import STREAMED, StreamEvent, stream
@@ -60,6 +60,8 @@ def routes(state: ServerState) -> APIRouter:
             can = await reading_model(state)
             how = _streaming(body)
             params = await within(request, speech_params(state, body, can))
+        if how is not None:  # the headers, which tell it, go out before the model's process has told one
+            params = replace(params, seed=seed_of(params.seed, can))
         with in_our_words():
             return await _speech(state, request, body, params, how)
 
@@ -73,8 +75,6 @@ async def _speech(
     if how is None:
         output = await generate(state.omni, request, body.input, params)
         return await asyncio.to_thread(sound_answer, output, format)
-    if params.seed is None:  # the headers, which tell it, go out before the model's process has told one
-        params = replace(params, seed=secrets.randbelow(2**32))
     engine_id = f"{request.state.request_id}-{uuid.uuid4().hex[:8]}"
     source = state.omni.stream(body.input, params, request_id=engine_id, **session_of(request))
     pieces = pieces_of(while_connected(request, source), format)

@@ -26,7 +26,7 @@ from polymux.server.image_request import refusals_counted
 from polymux.server.protocol import ErrorDetail
 from polymux.server.recording import speech_params
 from polymux.server.schemas import schema_of
-from polymux.server.session import session_of
+from polymux.server.session import Session, session_of
 from polymux.server.speech import in_our_words, reading_model, usage_of
 from polymux.server.speech_protocol import SpeechFields, SpeechUsage
 from polymux.server.state import ServerState
@@ -85,8 +85,9 @@ def routes(state: ServerState) -> APIRouter:
         with refusals_counted(state):
             body = await parse(request, SpeechBatchRequest)
             state.note(request, body.model, body.user)
+            session = session_of(request)
             can = await reading_model(state)
-        results = await connected(request, _all(state, request, body, can))
+        results = await connected(request, _all(state, request, body, can, session))
         succeeded = sum(result.status == "success" for result in results)
         return SpeechBatchAnswer(
             id=f"speech-batch-{uuid.uuid4().hex}",
@@ -100,12 +101,15 @@ def routes(state: ServerState) -> APIRouter:
 
 
 async def _all(
-    state: ServerState, request: Request, body: SpeechBatchRequest, can: Capabilities
+    state: ServerState, request: Request, body: SpeechBatchRequest, can: Capabilities, session: Session
 ) -> list[SpeechBatchResult]:
     shared = body.model_dump(exclude={"items"}, exclude_none=True)
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(_one(state, request, i, _fields(shared, own), can)) for i, own in enumerate(body.items)
+            group.create_task(
+                _one(state, f"{request.state.request_id}-{uuid.uuid4().hex[:8]}", i, fields, can, session)
+            )
+            for i, fields in enumerate(_fields(shared, own) for own in body.items)
         ]
     return [task.result() for task in tasks]
 
@@ -121,10 +125,9 @@ def _fields(shared: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _one(
-    state: ServerState, request: Request, index: int, fields: dict[str, Any], can: Capabilities
+    state: ServerState, engine_id: str, index: int, fields: dict[str, Any], can: Capabilities, session: Session
 ) -> SpeechBatchResult:
     """Raises nothing that is one item's own."""
-    engine_id, session = f"{request.state.request_id}-{uuid.uuid4().hex[:8]}", session_of(request)
     try:
         with refusals_counted(state):
             item = _item(fields)

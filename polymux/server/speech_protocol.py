@@ -53,6 +53,7 @@ class SpeechFields(Body):
     language: str | None = Field(None, description="for models that take one")
     seed: int | None = Field(None, description="left out: drawn, and told in the header x-seed")
     max_new_tokens: int | None = Field(None, description="of each sentence, which is cut there")
+    do_sample: bool | None = Field(None, description="whether tokens are drawn, or the likeliest taken")
     temperature: float | None = Field(None, description="of the tokens that are drawn; 0: none are")
     top_k: int | None = None
     top_p: float | None = None

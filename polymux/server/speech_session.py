@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import uuid
 from collections import deque
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from polymux.server.errors import error_body
 from polymux.server.log import note
 from polymux.server.protocol import Body
 from polymux.server.recording import speech_params
+from polymux.server.seed import seed_of
 from polymux.server.session import session_of
 from polymux.server.socket_session import SessionOver, SocketSession
 from polymux.server.speech import in_our_words, pieces_of, reading_model
@@ -129,9 +129,10 @@ class SpeechSession(SocketSession):
             self.socket.state.user = message.user
         note(self.socket, message)
         self._state.check_model(message.model)
+        session_of(self.socket)  # what is wrong with it is not told of every sentence
         can = await reading_model(self._state)
         params = await speech_params(self._state, message, can)
-        seed = secrets.randbelow(2**32) if params.seed is None else params.seed
+        seed = seed_of(params.seed, can)
         self._settings = _Settings(replace(params, seed=seed), seed, message.response_format or _FORMAT, can)
 
     def _configured(self) -> _Settings:

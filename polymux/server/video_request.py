@@ -6,7 +6,6 @@ through the capabilities of the loaded one; knows no particular pipeline.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from polymux.request import Capabilities, OmniDiffusionSamplingParams
 from polymux.server.body import parse
 from polymux.server.forms import is_form, parse_form
 from polymux.server.media_inputs import load, not_taken
+from polymux.server.seed import seed_of
 from polymux.server.state import ServerState
 from polymux.server.video_protocol import VideoFields, VideoRequest
 from polymux.server.video_wish import VideoWish, Words
@@ -73,7 +73,7 @@ async def _wish(state: ServerState, body: VideoFields, sent: Media, capabilities
             raise InvalidRequestError(f"{name}: the same as {arguments[argument]}", param=name)
         arguments[argument] = name
     loaded = {name: await load(state, field, name, sent[field], capabilities) for name, field in arguments.items()}
-    seed = secrets.randbelow(2**32) if body.seed is None else body.seed
+    seed = seed_of(body.seed, capabilities)
     prompt: OmniPrompt = {"multi_modal_data": {**loaded}}
     if body.prompt is not None:
         prompt["prompt"] = body.prompt

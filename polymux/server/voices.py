@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, WithJsonSchema
 from polymux.errors import InvalidRequestError
 from polymux.media.wire import Array
 from polymux.request import Capabilities
+from polymux.sampling import REFERENCE
 from polymux.server.errors import responses
 from polymux.server.forms import MEDIA_TYPE, parse_form
 from polymux.server.protocol import Body
@@ -43,7 +44,9 @@ class UploadedVoice(BaseModel):
 class VoiceList(BaseModel):
     """GET /v1/audio/voices"""
 
-    voices: list[str] = Field(description="that a request may name: the model's own, then the uploaded ones")
+    voices: list[str] = Field(
+        description="that a request may name: the model's own, then those uploaded ones that it speaks with"
+    )
     default: str = Field(description="speaks if a request names none")
     languages: list[str] = Field(description="that a request may name; empty: it has no say")
     uploaded_voices: list[UploadedVoice]
@@ -97,7 +100,7 @@ def routes(state: ServerState) -> APIRouter:
         """The voices of the model, and those that were uploaded."""
         can = await speaking_model(state)
         uploaded = await asyncio.to_thread(state.voices.all)
-        names = [*can.voices, *(voice.name for voice in uploaded if voice.name not in can.voices)]
+        names = [*can.voices, *(v.name for v in uploaded if v.name not in can.voices and _speaks_with(can, v))]
         return VoiceList(
             voices=names,
             default=can.voices[0],
@@ -138,6 +141,13 @@ def routes(state: ServerState) -> APIRouter:
         return VoiceDeleted(id=name, message=f"the voice {name!r} is deleted")
 
     return router
+
+
+def _speaks_with(can: Capabilities, voice: VoiceRecord) -> bool:
+    """The folder may have voices that were uploaded for another model."""
+    if voice.sample_rate is None:
+        return can.embedding_size is not None and voice.embedding_dim == can.embedding_size
+    return REFERENCE in can.media
 
 
 def _check(body: VoiceUpload, can: Capabilities, most: int) -> None:

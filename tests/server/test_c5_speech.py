@@ -140,6 +140,10 @@ def test_other_refusals(speaker: Server) -> None:
     assert say(speaker, model="other").status_code == 404
     assert error_of(say(speaker, stream=False, stream_format="sse"))["param"] == "stream_format"
     assert error_of(say(speaker, tone="x"))["param"] == "tone"
+    for rate in (0, -1, 1e-9):
+        assert error_of(say(speaker, extra_args={"speaking_rate": rate}))["param"] == "extra_args.speaking_rate"
+    does = error_of(say(speaker, language="en"))["message"]
+    assert "voice" in does and "ref_audio" not in does  # it names what the model takes, and nothing else
     heard = speaker.http.post("/v1/audio/transcriptions", files={"file": ("a.wav", say(speaker).content)})
     assert heard.status_code == 400 and error_of(heard)["param"] == "model"
     pictures = speaker.post({"model": MODEL, "prompt": "a"})

@@ -75,6 +75,12 @@ def test_a_wrong_batch_is_refused(speaker: Server, fields: dict[str, Any], param
     assert answer.status_code == 400 and error_of(answer)["param"] == param, answer.text
 
 
+def test_a_wrong_session_is_refused(speaker: Server) -> None:
+    body = {"items": [{"input": "good day."}] * 2}
+    answer = speaker.http.post("/v1/audio/speech/batch", json=body, headers={"x-session-id": "no session!"})
+    assert answer.status_code == 400 and error_of(answer)["param"] == "x-session-id"
+
+
 def test_other_refusals(speaker: Server) -> None:
     assert batch(speaker, {"input": "a"}, model="other").status_code == 404
     late = speaker.http.post(

@@ -49,6 +49,17 @@ def test_it_speaks(server: Server) -> None:
         assert streamed.read() == answer.content
 
 
+def test_a_model_that_cannot_hear_takes_no_voices(server: Server) -> None:
+    """The codec, which would hear them, is in the other process."""
+    sound = b"RIFF" + bytes(60)
+    form = {"name": (None, "anna"), "consent": (None, "written"), "audio_sample": ("a.wav", sound)}
+    for answer in (
+        server.http.post("/v1/audio/voices", files=form),
+        server.http.post("/v1/audio/speech", json={"input": "hi.", "ref_audio": "data:audio/wav;base64,AAAA"} | HOW),
+    ):
+        assert answer.status_code == 400 and "--split-stages" in error_of(answer)["message"]
+
+
 def test_each_stage_is_killed(server: Server) -> None:
     for count in range(2):
         oldest, other = sorted(server.stages(), key=lambda process: process.create_time())

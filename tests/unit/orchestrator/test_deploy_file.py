@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from orchestrator_harness import Harness, MakeStage, run, started
@@ -15,7 +16,7 @@ from polymux.cli.deploy_config import effective
 from polymux.cli.main import main
 from polymux.config import EngineConfig
 from polymux.errors import ConfigError
-from polymux.orchestrator.defaults import check_defaults, with_defaults
+from polymux.orchestrator.defaults import check_defaults, described, with_defaults
 from polymux.orchestrator.orchestrator import Orchestrator
 from polymux.orchestrator.plan import StagePlan, devices_of, plan_of
 from polymux.request import Capabilities, Finished, OmniDiffusionSamplingParams, Request, SamplingParams
@@ -192,6 +193,38 @@ def test_defaults_fill_what_a_request_leaves_open() -> None:
     plain = Request(request_id="1", prompt="a", params=OmniDiffusionSamplingParams(seed=5))
     assert with_defaults(plain, {"top_k": 9, "seed": 4}, SPEAKS).sampling == SamplingParams(seed=5, top_k=9)
     assert with_defaults(asked, {}, SPEAKS) is asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "defaults", "filled"),
+    [
+        ({"temperature": 0}, {"temperature": 1.3, "top_k": 45, "do_sample": True, "seed": 2}, {"seed": 2}),
+        ({"do_sample": False}, {"temperature": 1.3, "top_k": 45}, {}),
+        ({"top_k": 3}, {"do_sample": False}, {}),
+        ({"top_k": 3}, {"temperature": 0}, {}),
+        ({"temperature": 0.5}, {"top_k": 45}, {"top_k": 45}),
+        ({"speaker_embedding": (0.5,)}, {"voice": "ann", "speed": 2.0}, {"speed": 2.0}),
+        ({"voice": "ben"}, {"speaker_embedding": [0.5]}, {}),
+        ({"seconds": 3.0}, {"max_new_tokens": 9}, {}),
+        ({"extra_args": {"a": 1}}, {"extra_args": {"a": 2, "b": 3}}, {"extra_args": {"a": 1, "b": 3}}),
+    ],
+)
+def test_a_default_does_not_contradict_what_a_request_says(
+    asked: dict[str, Any], defaults: dict[str, Any], filled: dict[str, Any]
+) -> None:
+    request = Request(request_id="1", prompt="a", sampling=SamplingParams(**asked))
+    assert with_defaults(request, defaults, SPEAKS).sampling == SamplingParams(**(asked | filled))
+
+
+def test_a_text_that_says_who_speaks_and_noise_that_is_given_have_no_defaults() -> None:
+    marks = msgspec.structs.replace(SPEAKS, speaker_marks=("[S1]", "[S2]"))
+    for prompt, voice in ((" [S2] hi", None), ("hi [S2]", "S1")):
+        made = with_defaults(Request(request_id="1", prompt=prompt, sampling=SamplingParams()), {"voice": "S1"}, marks)
+        assert made.sampling == SamplingParams(voice=voice)
+    draws = msgspec.structs.replace(SPEAKS, samples=False)
+    given = Request(request_id="1", prompt="a", generator_state=b"state")
+    assert with_defaults(given, {"seed": 4, "num_frames": 2}, draws).params == OmniDiffusionSamplingParams(num_frames=2)
+    assert described(draws, {"seed": 4, "height": 32, "top_k": 3}).defaults == {"seed": 4, "height": 32}
 
 
 @pytest.mark.parametrize(

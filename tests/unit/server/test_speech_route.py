@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from fake_omni import CAPABILITIES, FakeOmni
+from fake_omni import CAPABILITIES, FakeOmni, client
 from live_server import listening
 
 from polymux.errors import GenerationError, InvalidRequestError, StageDeadError
@@ -156,8 +156,8 @@ def test_who_leaves_cancels() -> None:
 def test_everything_reaches_the_generator() -> None:
     omni = SpeakingOmni()
     fields = {
-        "voice": "ben", "language": "en", "instructions": "softly", "speed": 2, "max_new_tokens": 7, "temperature": 0.5,
-        "top_k": 3, "top_p": 0.5, "repetition_penalty": 1.5, "guidance_scale": 2,
+        "voice": "ben", "language": "en", "instructions": "softly", "speed": 2, "max_new_tokens": 7,
+        "do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.5, "repetition_penalty": 1.5, "guidance_scale": 2,
     }  # fmt: skip
     assert post(omni, **fields, stream=True).status_code == 200
     (request,) = omni.requests
@@ -187,3 +187,17 @@ def test_a_model_that_is_not_there_or_does_not_speak() -> None:
     answer = post(FakeOmni())
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "model"
     assert "it makes image" in answer.json()["error"]["message"]
+
+
+def test_a_stream_has_the_seed_that_the_operator_says() -> None:
+    async def ask() -> None:
+        omni = SpeakingOmni()
+        omni.capabilities = msgspec.structs.replace(SPEAKS, defaults={"seed": 9})
+        omni.hold.set()
+        async with client(omni) as http:
+            for seed, told in ((None, "9"), (3, "3")):
+                answer = await http.post(URL, json=BODY | {"seed": seed, "stream": True})
+                assert answer.status_code == 200 and answer.headers["x-seed"] == told
+        assert [request.sampling.seed for request in omni.requests if request.sampling] == [9, 3]
+
+    asyncio.run(ask())

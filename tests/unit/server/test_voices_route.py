@@ -54,6 +54,8 @@ async def _speak(tmp_path: Path) -> None:
         refused = await http.post(SPEECH, json=body | {"voice": "cleo", "speaker_embedding": VECTOR})
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "speaker_embedding"
         omni.capabilities = SPEAKS  # another model, with the same folder
+        listed = (await http.get(VOICES)).json()
+        assert listed["voices"] == ["anna", "ben"] and len(listed["uploaded_voices"]) == 1
         other = await http.post(SPEECH, json=body | {"voice": "cleo"})
         assert other.status_code == 400 and other.json()["error"]["param"] == "voice"
 
