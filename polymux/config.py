@@ -27,7 +27,7 @@ from polymux.parallel_config import DiffusionParallelConfig, flattened
 from polymux.profiler_config import ProfilerConfig
 from polymux.quantization_config import QuantizationConfig
 from polymux.server_config import AccessConfig, ServerConfig
-from polymux.stage_config import ReplicaConfig, StageConfig
+from polymux.stage_config import ReplicaConfig, StageConfig, check_device
 from polymux.step_caches import StepCacheSettings
 
 DTYPES = ("auto", "bf16", "fp16", "fp32")
@@ -62,6 +62,10 @@ class DeviceConfig(Checked):
 
     device: str = knob("auto", "auto, cpu, cuda or cuda:N; auto:N is the N-th GPU, or the CPU if there is none")
     num_threads: int | None = knob(None, "CPU threads of the stage process (default: torch's own)", minimum=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_device(self.device, "device")
 
 
 @dataclass(frozen=True, kw_only=True)

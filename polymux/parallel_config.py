@@ -11,6 +11,7 @@ from typing import Any
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, knob
 
+MOST_RANKS = 256  # all on this host
 DEGREES = ("cfg_parallel_size", "ring_degree", "ulysses_degree", "tensor_parallel_size")  # from the outermost
 
 _OFFLOAD = (
@@ -53,6 +54,8 @@ class DiffusionParallelConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.world_size > MOST_RANKS:
+            raise ConfigError(f"{self.describe()}: at most {MOST_RANKS} are allowed", param=next(iter(self.degrees)))
         if self.use_hsdp:
             self._check_hsdp()
         for name in ("hsdp_shard_size", "hsdp_replicate_size"):

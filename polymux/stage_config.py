@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, check_unchanged, knob
+
+DEVICES = "auto, auto:N, cpu, cuda and cuda:N"
+
+
+def check_device(name: str, param: str) -> None:
+    """Raise ConfigError if this can be the name of no device; whether it is there is for the process to see."""
+    if re.fullmatch(r"cpu|(auto|cuda)(:[0-9]{1,4})?", name) is None:
+        raise ConfigError(f"{param}={name!r}: allowed are {DEVICES}", param=param)
+
+
+def device_names(words: Iterable[str]) -> tuple[str, ...]:
+    """The names in words that have spaces or commas between them. Raises ConfigError, also if there are none."""
+    names = tuple(name for word in words for name in re.split(r"[\s,]+", word) if name)
+    if not names:
+        raise ConfigError("devices: no device is named", param="devices")
+    for name in names:
+        check_device(name, "devices")
+    return names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +47,8 @@ class ReplicaConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "devices", tuple(name for text in self.devices for name in text.split(",")))
+        if self.devices:
+            object.__setattr__(self, "devices", device_names(self.devices))
         count = len(self.devices)
         if count not in (0, self.data_parallel_size):
             what = f"devices={','.join(self.devices)!r}: {count} devices for {self.data_parallel_size} replicas"

@@ -116,12 +116,21 @@ def given(namespace: argparse.Namespace, config: type) -> dict[str, Any]:
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object from the command line."""
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("must be a JSON object, such as '{\"name\": 1}'")
     return value
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """One of the values of a key that stands twice would be ignored."""
+    names = [name for name, _ in pairs]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ValueError(f"{name!r} stands twice")
+    return dict(pairs)
 
 
 def _no_constant(name: str) -> NoReturn:

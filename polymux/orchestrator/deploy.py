@@ -7,6 +7,7 @@ From the general to the particular: flags say what holds for all stages, the fil
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from polymux.config import EngineConfig
 from polymux.errors import ConfigError
 from polymux.knobs import field_type, groups_of, knobs_of
 from polymux.request import OmniDiffusionSamplingParams, SamplingParams
-from polymux.stage_config import StageConfig
+from polymux.stage_config import StageConfig, device_names
 
 GROUPS = groups_of(EngineConfig)
 OWNERS = knobs_of(EngineConfig)
@@ -94,11 +95,11 @@ def _of_overrides(overrides: Mapping[str, Any]) -> list[tuple[int, str, Mapping[
     found: list[tuple[int, str, Mapping[str, Any]]] = []
     for name, values in overrides.items():
         path = f"stage_overrides.{name}"
-        if not name.isdecimal():
-            raise _refuse(path, values, "must be named by the number of a stage, such as '0'", "stage_overrides")
+        if re.fullmatch(r"0|[1-9][0-9]{0,3}", name) is None:  # one spelling: none stands there twice
+            raise _refuse(path, values, "must be named by the number of a stage, such as '0'")
         if not isinstance(values, dict):
-            raise _refuse(path, values, "must be an object", "stage_overrides")
-        _check_keys(values, STAGE_KEYS, f"{path}.", "stage_overrides")
+            raise _refuse(path, values, "must be an object")
+        _check_keys(values, STAGE_KEYS, f"{path}.")
         found.append((int(name), f"{path}.", values))
     return found
 
@@ -114,8 +115,13 @@ def _stage(said: Mapping[str, tuple[Any, str]]) -> StageDeploy:
     defaults = values.get("default_sampling_params", {})
     _check_params(defaults, where.get("default_sampling_params", ""))
     devices = values.get("devices")
+    if devices is not None:
+        try:
+            devices = device_names(devices)
+        except ConfigError as error:
+            raise refused(where["devices"], error.message) from None
     return StageDeploy(
-        devices=None if devices is None else tuple(name.strip() for text in devices for name in text.split(",")),
+        devices=devices,
         num_replicas=values.get("num_replicas"),
         data_parallel_policy=values.get("data_parallel_policy"),
         default_sampling_params=defaults,
@@ -141,10 +147,10 @@ def _check_params(params: Any, where: str) -> None:
             raise _refuse(f"{where}.{name}", value, problems[0])
 
 
-def _check_keys(data: Mapping[Any, Any], known: tuple[str, ...], path: str, param: str = "deploy_config") -> None:
+def _check_keys(data: Mapping[Any, Any], known: tuple[str, ...], path: str) -> None:
     for key, value in data.items():
         if key not in known:
-            raise _refuse(f"{path}{key}", value, f"is no key here; known are {', '.join(known)}", param)
+            raise _refuse(f"{path}{key}", value, f"is no key here; known are {', '.join(known)}")
 
 
 def _convert(value: Any, kind: Any, where: str) -> None:
@@ -154,9 +160,14 @@ def _convert(value: Any, kind: Any, where: str) -> None:
         raise _refuse(where, value, str(error)) from None
 
 
-def _refuse(where: str, value: Any, why: str, param: str = "deploy_config") -> ConfigError:
-    param = "stage_overrides" if where.startswith("stage_overrides") else param
-    return ConfigError(f"{where}={value!r}: {why}", param=param)
+def refused(where: str, why: str) -> ConfigError:
+    """What is wrong at a place of the file or of the overrides."""
+    param = "stage_overrides" if where.startswith("stage_overrides") else "deploy_config"
+    return ConfigError(f"{where}: {why}", param=param)
+
+
+def _refuse(where: str, value: Any, why: str) -> ConfigError:
+    return refused(f"{where}={value!r}", why)
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -166,7 +177,8 @@ def _read(path: str) -> dict[str, Any]:
         raise ConfigError(f"deploy_config={path!r} cannot be read: {error}", param="deploy_config") from None
     try:
         data = yaml.load(text, _Loader)  # a SafeLoader
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        # Its constructors let pass what Python says of a day that there is not, or of `!!bool maybe`.
         what = " ".join(str(error).split())
         raise ConfigError(f"deploy_config={path!r} is not valid YAML: {what}", param="deploy_config") from None
     if data is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from polymux.config import EngineConfig
 from polymux.errors import ConfigError
 from polymux.families.graph import Graph
-from polymux.orchestrator.deploy import GROUPS, OWNERS, Deploy, StageDeploy, deploy_of
+from polymux.knobs import conflict, flag_of
+from polymux.orchestrator.deploy import GROUPS, OWNERS, Deploy, StageDeploy, deploy_of, refused
 from polymux.orchestrator.graph import graph_of
 from polymux.stage_config import ReplicaConfig, StageConfig
 
@@ -39,11 +41,15 @@ def plan_of(config: EngineConfig) -> tuple[StagePlan, ...]:
     for number, said in deploy.stages.items():
         if number >= len(graph.stages):
             where = next(iter(said.where.values()), f"stage {number}")
-            what = f"{where}: the model has {len(graph.stages)} stages here, numbered from 0"
+            what = f"the model has {len(graph.stages)} stages here, numbered from 0"
             if not general.stages.split_stages:
                 what += "; with split_stages it may have more"
-            raise ConfigError(what, param="deploy_config")
-    return tuple(_stage(general, graph, number, deploy.stages.get(number)) for number in range(len(graph.stages)))
+            raise refused(where, what)
+    numbers = range(len(graph.stages))
+    stages = tuple(_stage(general, graph, number, deploy.stages.get(number)) for number in numbers)
+    for stage in stages:
+        _check_ranks(stage.config)
+    return stages
 
 
 def of_replica(config: EngineConfig, index: int) -> EngineConfig:
@@ -79,17 +85,11 @@ def _stage(general: EngineConfig, graph: Graph, number: int, said: StageDeploy |
     if said is None:
         return StagePlan(name, config, writes)
     if number and said.default_sampling_params:
-        where = said.where["default_sampling_params"]
-        raise ConfigError(f"{where}: requests come to stage 0", param="deploy_config")
+        raise refused(said.where["default_sampling_params"], "requests come to stage 0")
     for knob in OF_WRITERS:
         if knob in said.knobs and not writes:
-            what = f"{said.where[knob]}={said.knobs[knob]!r}: does not act on a stage that decodes"
-            raise ConfigError(what, param="deploy_config")
-    config = _replicated(config, said)
-    for group, knobs in _by_group(said.knobs).items():
-        for knob, value in knobs.items():
-            changed = _changed(getattr(config, group), {knob: value}, said.where[knob])
-            config = _changed(config, {group: changed}, said.where[knob])
+            raise refused(f"{said.where[knob]}={said.knobs[knob]!r}", "does not act on a stage that decodes")
+    config = _changed(_replicated(config, said), said)
     return StagePlan(name, config, writes, said.default_sampling_params)
 
 
@@ -111,7 +111,7 @@ def _replicated(config: EngineConfig, said: StageDeploy) -> EngineConfig:
     try:
         made = ReplicaConfig(**given)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error.message}", param="deploy_config") from None
+        raise refused(where, error.message) from None
     device = replace(config.device, device="auto") if said.devices else config.device
     return replace(config, replicas=made, device=device)
 
@@ -125,10 +125,32 @@ def _by_group(knobs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _changed(old: Any, values: dict[str, Any], where: str) -> Any:
-    """A copy with other values. Raises ConfigError that says where they come from."""
+def _changed(config: EngineConfig, said: StageDeploy) -> EngineConfig:
+    """With the stage's own knobs, all of them at once: one may act only with another one. Raises ConfigError that says
+    where the one stands that cannot be."""
+    if not said.knobs:
+        return config
     try:
-        return replace(old, **values)
+        groups = {group: replace(getattr(config, group), **knobs) for group, knobs in _by_group(said.knobs).items()}
+        return replace(config, **groups)
     except ConfigError as error:
-        param = "stage_overrides" if where.startswith("stage_overrides") else "deploy_config"
-        raise ConfigError(f"{where}: {error.message}", param=param) from None
+        blamed = [knob for knob in said.knobs if flag_of(knob) in error.message]
+        if error.param is not None and error.param in said.knobs:
+            blamed.insert(0, error.param)
+        knob = next(iter((*blamed, *said.knobs)))
+        raise refused(said.where[knob], error.message) from None
+
+
+def _check_ranks(config: EngineConfig) -> None:
+    """Raise ConfigError for ranks where there can be none, and for replicas some of whose GPUs are the same."""
+    degrees, ranks = config.parallel.degrees, config.parallel.world_size
+    if degrees and config.stages.split_stages:
+        raise conflict(next(iter(degrees)), "split_stages", "a model of several stages runs on one rank")
+    firsts = [
+        int(number or 0) for kind, _, number in (name.partition(":") for name in devices_of(config)) if kind != "cpu"
+    ]
+    for one, other in itertools.pairwise(sorted(set(firsts))):
+        if other < one + ranks:
+            what = f"each replica takes {ranks} GPUs from its own on, for {config.parallel.describe()}"
+            shown = ",".join(devices_of(config))
+            raise ConfigError(f"devices={shown!r}: {what}; two of them would take cuda:{other}", param="devices")

@@ -84,6 +84,7 @@ def test_the_ranks_are_the_product() -> None:
             "--hsdp-shard-size 3 x --hsdp-replicate-size 1 must be all ranks; there are 2 ranks",
         ),
         ({"vae_patch_parallel_size": 2}, "vae_patch_parallel_size", "allowed are 1 and all ranks; there are 1 rank"),
+        ({"ulysses_degree": 99999}, "ulysses_degree", "99999 ranks .*: at most 256 are allowed"),
         ({"cfg_parallel_size": 2, "cache_backend": "first_block"}, "cfg_parallel_size", "--cache-backend exclude"),
         ({"tensor_parallel_size": 2, "lora_path": ("a",)}, "tensor_parallel_size", "--lora-path exclude"),
     ],

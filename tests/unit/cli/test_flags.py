@@ -35,12 +35,16 @@ def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
     elif kind in (int, float, float | Literal["auto"]):
         kind = int if kind is int else float
         value = kind((f.default or 0) + 1)
+    elif f.name == "device":
+        value = "cuda:3"
     elif kind is str:
         value = "https://another.example" if f.name == "public_url" else "another"
     elif f.name == "cors_allow_origins":
         return [flag, "https://a.example", "null"], ("https://a.example", "null")
     elif f.name == "gguf_file":
         return [flag, "transformer=a.gguf", "transformer_2=b.gguf"], ("transformer=a.gguf", "transformer_2=b.gguf")
+    elif f.name == "devices":
+        return [flag, "cuda:1,", "cpu"], ("cuda:1", "cpu")
     elif kind == tuple[str, ...]:
         return [flag, "10.0.0.0/8", "::1/128"], ("10.0.0.0/8", "::1/128")
     elif f.name == "diffusion_attention_config":
@@ -208,7 +212,9 @@ def test_percent_signs_in_help_are_shown_as_they_are() -> None:
     assert "50% of it (default: 50)" in parser.format_help()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "1", '"a"', "null", '{"a": NaN}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "1", '"a"', "null", '{"a": NaN}', '{"a": {"b": 1, "b": 2}}', "[" * 100_000]
+)
 def test_json_flags_take_objects_only(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parser_of(serve).parse(["m", "--diffusers-load-kwargs", text])

@@ -108,6 +108,8 @@ def test_one_stage_is_a_graph_too(plan: Plan) -> None:
         ("stages: [{stage_id: 1, max_num_seqs: 3}]", r"stages\[0\].max_num_seqs=3: does not act on a stage that"),
         ("stages: [{stage_id: 0, devices: 3}]", r"stages\[0\].devices=3: Expected"),
         ("stages: [{stage_id: 0, devices: [cpu, cpu], num_replicas: 3}]", r"stages\[0\].devices: .*2 devices for 3"),
+        ("stages: [{stage_id: 0, devices: []}]", r"stages\[0\].devices: devices: no device is named"),
+        ("stages: [{stage_id: 0, devices: 'gpu7'}]", r"stages\[0\].devices: devices='gpu7': allowed are auto, auto:N"),
         ("stages: [{stage_id: 0, num_replicas: 0}]", r"stages\[0\].num_replicas: .*must be at least 1"),
         ("stages: [{stage_id: 0, data_parallel_policy: best, num_replicas: 2}]", "allowed are least-queue-length"),
         ("stages: [{stage_id: 0, default_sampling_params: 3}]", r"stages\[0\].default_sampling_params=3: must have"),
@@ -119,6 +121,8 @@ def test_one_stage_is_a_graph_too(plan: Plan) -> None:
         ("stage_connector: pigeon", "allowed are auto, shared-memory, tcp"),
         ("a: 1\na: 2", "not valid YAML: 'a' stands twice"),
         ("a: [", "not valid YAML"),
+        ("a: 2020-02-31", "not valid YAML: day is out of range"),
+        ("a: !!bool maybe", "not valid YAML"),
         ("- 1", "must hold keys and values"),
         ("[[[" * 4000, "not valid YAML"),
     ],
@@ -137,11 +141,60 @@ def test_what_it_cannot_say(plan: Plan, text: str, message: str) -> None:
         ({"0": {"depth": 3}}, "stage_overrides.0.depth=3: is no key here"),
         ({"0": {"max_num_seqs": 0}}, "stage_overrides.0.max_num_seqs: .*at least 1"),
         ({"1": {"dtype": "fp32"}}, "stage_overrides.1.dtype: the model has 1 stages here.*split_stages"),
+        ({"0": {"dtype": "fp32"}, "00": {"dtype": "bf16"}}, "stage_overrides.00=.*: must be named by the number"),
+        ({"9" * 5000: {}}, "must be named by the number"),
     ],
 )
 def test_what_overrides_cannot_say(model: str, overrides: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         plan_of(EngineConfig.from_flat(model=model, stage_overrides=overrides))
+    assert caught.value.param == "stage_overrides"
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"use_hsdp": True, "cfg_parallel_size": 2},
+        {"lora_scale": 0.5, "lora_path": ["a"]},
+        {"dlo_resident_layers": 1, "enable_layerwise_offload": True},
+    ],
+)
+def test_a_key_may_stand_before_the_one_that_it_needs(model: str, knobs: dict[str, Any]) -> None:
+    one, other = (
+        plan_of(EngineConfig.from_flat(model=model, stage_overrides={"0": k})) for k in (knobs, reverse(knobs))
+    )
+    assert one == other
+
+
+def reverse(knobs: dict[str, Any]) -> dict[str, Any]:
+    return dict(reversed(knobs.items()))
+
+
+def test_a_key_that_does_not_go_with_a_flag_is_named(plan: Plan) -> None:
+    with pytest.raises(
+        ConfigError, match=r"stages\[0\].quantization: --tensor-parallel-size and --quantization exclude"
+    ):
+        plan("stages: [{stage_id: 0, dtype: fp32, quantization: int8}]", model="demo", tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("devices", ["cuda:0,cuda:2", "cuda:2,cuda:2", "cpu,cpu", "cuda:4, cuda"])
+def test_devices_of_replicas_on_several_ranks(model: str, devices: str) -> None:
+    replicas = {"data_parallel_size": 2, "devices": (devices,)}
+    (stage,) = plan_of(EngineConfig.from_flat(model=model, cfg_parallel_size=2, **replicas))
+    assert ",".join(devices_of(stage.config)) == devices.replace(" ", "")
+
+
+def test_replicas_that_would_share_some_of_their_gpus(plan: Plan) -> None:
+    message = "devices='cuda:1,cuda:0': each replica takes 2 GPUs .* two of them would take cuda:1"
+    with pytest.raises(ConfigError, match=message):
+        plan("stages: [{stage_id: 0, devices: [cuda:1, cuda:0]}]", cfg_parallel_size=2)
+    with pytest.raises(ConfigError, match=message):
+        plan("stages: [{stage_id: 0, cfg_parallel_size: 2}]", data_parallel_size=2, devices=("cuda:1", "cuda:0"))
+
+
+def test_stages_run_on_one_rank(model: str) -> None:
+    with pytest.raises(ConfigError, match="--ring-degree and --split-stages exclude each other"):
+        plan_of(EngineConfig.from_flat(model=model, split_stages=True, ring_degree=2))
 
 
 def test_a_flag_and_the_file_that_contradict_each_other(plan: Plan) -> None:
