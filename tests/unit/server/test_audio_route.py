@@ -122,6 +122,20 @@ def test_adapters_reach_the_generator(tmp_path: Path) -> None:
     assert "--allowed-lora-path" in error(post(SoundingOmni(), lora=[{"path": "a"}]))["message"]
 
 
+def test_a_model_that_takes_no_adapters_gives_them_no_names(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"")
+    omni, named = SoundingOmni(), {"lora_name": "ink", "lora_path": "a.safetensors"}
+
+    async def send() -> httpx.Response:
+        async with client(omni, allowed_lora_path=(str(tmp_path),)) as http:
+            return await http.post("/v1/load_lora_adapter", json=named)
+
+    assert asyncio.run(send()).status_code == 200
+    omni.capabilities = msgspec.structs.replace(MAKES_SOUND, lora=False)
+    refused = error(asyncio.run(send()))
+    assert refused["param"] == "lora_name" and "takes no LoRA" in refused["message"]
+
+
 def test_input_sound_counts_against_what_requests_hold_together() -> None:
     refused = post(SoundingOmni(), server={"max_total_media_bytes": 1024}, media={"src_audio": SOUND_URL})
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_overloaded")
