@@ -250,6 +250,12 @@ class EngineConfig:
         sparse = AttentionConfig.of(self.attention.diffusion_attention_config).is_sparse
         others = vars(memory) | vars(self.caches) | vars(self.adapters) | vars(self.quantization)
         self.parallel.check_beside(others | {"diffusion_attention_config": sparse})
+        if memory.dlo_use_allgather:  # with several ranks it has been refused above
+            raise ConfigError(
+                "--dlo-use-allgather: one rank has nobody to gather from, and several, which compute different calls, "
+                "cannot gather the blocks of one; leave it out",
+                param="dlo_use_allgather",
+            )
         self.quantization.check_files(
             {
                 "dlo_enable_runtime_cache": memory.dlo_enable_runtime_cache,

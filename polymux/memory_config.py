@@ -30,7 +30,7 @@ class MemoryConfig(Checked):
     )
     dlo_use_allgather: bool | None = knob(
         None,
-        "distributed: each rank keeps its part of every block, and ranks rebuild them (default: with several ranks)",
+        "distributed: each rank keeps its part of every block, and ranks rebuild them; always refused yet",
         off="--dlo-no-use-allgather",
     )
     dlo_enable_runtime_cache: bool = knob(

@@ -18,6 +18,7 @@ Count = Annotated[int, Meta(ge=0)]
 Interval = Annotated[int, Meta(ge=1)]
 Ratios = Annotated[tuple[Annotated[float, Meta(gt=0, lt=1e9)], ...], Meta(min_length=1)]
 Timestep = Annotated[float, Meta(ge=0)]
+Coefficient = Annotated[float, Meta(gt=-1e30, lt=1e30)]  # nor what is no number
 
 
 class StepCacheSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +56,7 @@ class TeaCache(StepCacheSettings, frozen=True):
 
     name: ClassVar[Name] = "tea_cache"
     rel_l1_thresh: Threshold = 0.2
-    coefficients: Annotated[tuple[float, ...], Meta(min_length=1, max_length=9)] | None = None
+    coefficients: Annotated[tuple[Coefficient, ...], Meta(min_length=1, max_length=9)] | None = None
     calibrate: bool = False
 
 
@@ -127,4 +128,23 @@ def _contradiction(settings: StepCacheSettings) -> str | None:
             cross_attention_block_skip_range=None,
         ):
             return "one of the skip ranges must be a number"
+        case AttentionBroadcast():
+            return _idle_range(settings)
+        case TaylorSeer(disable_cache_before_step=first, disable_cache_after_step=int(end)) if end <= first:
+            return f"disable_cache_after_step {end}: must be above disable_cache_before_step {first}"
+        case CacheDit(enable_taylorseer=False) if settings.taylorseer_order != CacheDit().taylorseer_order:
+            return "taylorseer_order acts only with enable_taylorseer"
+    return None
+
+
+def _idle_range(settings: AttentionBroadcast) -> str | None:
+    """What is wrong with a range of timesteps that would leave out nothing."""
+    unchanged = AttentionBroadcast()
+    for kind in ("spatial", "temporal", "cross"):
+        steps, timesteps = f"{kind}_attention_block_skip_range", f"{kind}_attention_timestep_skip_range"
+        low, high = getattr(settings, timesteps)
+        if low >= high:
+            return f"{timesteps} [{low:g}, {high:g}]: the first must be below the second"
+        if getattr(settings, steps) is None and (low, high) != getattr(unchanged, timesteps):
+            return f"{timesteps} acts only with {steps}"
     return None

@@ -23,7 +23,7 @@ from polymux.server.errors import in_field_of, responses
 from polymux.server.generation import generate
 from polymux.server.image_request import refusals_counted
 from polymux.server.media_inputs import load
-from polymux.server.protocol import Body, References
+from polymux.server.protocol import Adapters, Body, References
 from polymux.server.state import ServerState
 
 
@@ -50,6 +50,7 @@ class AudioGenerationRequest(Body):
     top_k: int | None = None
     top_p: float | None = None
     media: dict[str, References] | None = Field(None, description="input sound, by the pipeline's argument for it")
+    lora: Adapters = None
     extra_args: dict[str, Any] | None = Field(None, description="further arguments of the model's own pipeline")
     user: str | None = Field(None, max_length=256, description="appears in the server's log line")
 
@@ -73,7 +74,7 @@ def routes(state: ServerState) -> APIRouter:
             body = await parse(request, AudioGenerationRequest)
             state.note(request, body.model, body.user)
             can = await state.model_of("audio")
-            params, prompt = _params(body, can), await _prompt(state, body, can)
+            params, prompt = _params(state, body, can), await _prompt(state, body, can)
         try:
             output = await generate(state.omni, request, prompt, params)
         except InvalidRequestError as error:
@@ -84,10 +85,10 @@ def routes(state: ServerState) -> APIRouter:
 
 
 _OF_TOKENS = ("max_new_tokens", "temperature", "top_k", "top_p")
-_OF_DIFFUSION = ("num_inference_steps", "negative_prompt", "sigmas", "timesteps", "max_sequence_length")
+_OF_DIFFUSION = ("num_inference_steps", "negative_prompt", "sigmas", "timesteps", "max_sequence_length", "lora")
 
 
-def _params(body: AudioGenerationRequest, can: Capabilities) -> Params:
+def _params(state: ServerState, body: AudioGenerationRequest, can: Capabilities) -> Params:
     """In the words of the model: of diffusion, or of tokens. Raises InvalidRequestError for those of the other kind."""
     for name in _OF_DIFFUSION if can.samples else _OF_TOKENS:
         if getattr(body, name) is not None:
@@ -113,6 +114,7 @@ def _params(body: AudioGenerationRequest, can: Capabilities) -> Params:
         sigmas=body.sigmas,
         timesteps=body.timesteps,
         max_sequence_length=body.max_sequence_length,
+        lora=state.adapters.chosen(body.lora or ()),
         extra_args=body.extra_args or {},
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
+from polymux.errors import InvalidRequestError
 from polymux.server.body import parse
 from polymux.server.errors import responses
 from polymux.server.protocol import AdapterResponse, LoadAdapterRequest, UnloadAdapterRequest
@@ -25,6 +26,9 @@ def routes(state: ServerState) -> APIRouter:
     async def load_lora_adapter(request: Request) -> AdapterResponse:
         """Gives a file a name, by which requests can ask for it. The model reads it at its first use."""
         body = await parse(request, LoadAdapterRequest)
+        can = state.omni.capabilities  # None: not known yet; the model says at the first use whether it fits
+        if can is not None and not can.lora:
+            raise InvalidRequestError(f"lora_name: {can.pipeline} takes no LoRA", param="lora_name")
         state.adapters.name(body.lora_name, body.lora_path)
         return AdapterResponse(lora_name=body.lora_name, status="loaded")
 

@@ -46,6 +46,13 @@ def _listed(value: object) -> object:
     return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, dict) else value
 
 
+Adapters = Annotated[
+    tuple[AdapterField, ...] | None,
+    BeforeValidator(_listed),
+    Field(description="adapters that act on this request: one, or a list"),
+]
+
+
 class SamplingFields(Body):
     """How to generate: what every route for pictures takes, under the same names. null counts as not given."""
 
@@ -60,9 +67,7 @@ class SamplingFields(Body):
     sigmas: tuple[float, ...] | None = None
     timesteps: tuple[float, ...] | None = None
     max_sequence_length: int | None = Field(None, description="tokens of the prompt")
-    lora: Annotated[tuple[AdapterField, ...] | None, BeforeValidator(_listed)] = Field(
-        None, description="adapters that act on this request: one, or a list"
-    )
+    lora: Adapters = None
     extra_args: dict[str, Any] | None = Field(None, description="further arguments of the model's own pipeline")
 
 

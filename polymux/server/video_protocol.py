@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJson
 from pydantic_core import PydanticCustomError
 
 from polymux.media.video_track import VideoFormat
-from polymux.server.protocol import Body, Reference, References, Size
+from polymux.server.protocol import Adapters, Body, Reference, References, Size
 from polymux.server.video_store import Order, Status
 from polymux.validation import MAX_INTERPOLATION_EXP
 
@@ -63,6 +63,7 @@ class VideoFields(Body):
     frame_interpolation_scale: float | None = Field(
         None, description="default 1: of the frames, where motion is estimated; 0.25, 0.5, 1, 2, 4"
     )
+    lora: Adapters = None
     extra_args: dict[str, Any] | None = Field(None, description="further arguments of the model's own pipeline")
     user: str | None = Field(None, max_length=256, description="appears in the server's log line")
 

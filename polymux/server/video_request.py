@@ -94,6 +94,7 @@ async def _wish(state: ServerState, body: VideoFields, sent: Media, capabilities
         sigmas=body.sigmas,
         timesteps=body.timesteps,
         max_sequence_length=body.max_sequence_length,
+        lora=state.adapters.chosen(body.lora or ()),
         extra_args=body.extra_args or {},
         **between,
     )

@@ -28,11 +28,15 @@ def speaker(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="session")
 def video_server(
-    tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+    tiny_checkpoint: Callable[..., Path],
+    tiny_lora: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[Server, Path]]:
     """One that makes videos, one at a time and in small chunks; and the folder that it keeps them in."""
     folder = tmp_path_factory.mktemp("videos")
     flags = (
+        "--allowed-lora-path",
+        str(tiny_lora("wan21-t2v").parent),
         "--frame-interpolation-model-path",
         str(write(folder / "network.safetensors", random_network())),
         "--max-num-seqs",

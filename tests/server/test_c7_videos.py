@@ -140,6 +140,16 @@ def test_frames_between_frames(video_server: Kept) -> None:
     assert np.abs(ours - the_model_s).max() < 6, "every fourth one is the model's, but for what the encoder loses"
 
 
+def test_an_adapter_acts_in_its_request_only(video_server: Kept, tiny_lora: Callable[[str], Path]) -> None:
+    server, _ = video_server
+    body = BODY | {"seconds": "0.1", "num_inference_steps": 2, "output_format": "webp"}
+    lora = {"path": tiny_lora("wan21-t2v").name, "scale": 4}
+    answers = [server.http.post(f"{VIDEOS}/sync", json=body | {"lora": asked}) for asked in (None, lora, None)]
+    assert [answer.status_code for answer in answers] == [200] * 3, answers[1].text
+    before, tuned, after = (answer.content for answer in answers)
+    assert before == after != tuned
+
+
 def test_deletion_stops_the_engine(video_server: Kept) -> None:
     server, folder = video_server
     video = create(server, **ENDLESS)

@@ -12,6 +12,7 @@ from polymux.cli import generate, serve
 from polymux.cli.flags import Parser, add_group, flag_of, given
 from polymux.cli.input_files import FLAGS
 from polymux.config import EngineConfig
+from polymux.errors import ConfigError
 from polymux.knobs import Checked, build, field_type, groups_of, knob, without_none
 from polymux.memory_config import MemoryConfig
 from polymux.prompts import request_of
@@ -26,6 +27,8 @@ SERVER_KNOBS = [(group, f) for group in SERVER_GROUPS for f in dataclasses.field
 def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
     """Words for the command line that give a knob a value other than its default, and that value."""
     kind, flag = without_none(field_type(group, f.name)), flag_of(f)
+    if f.metadata["off"]:  # the flag itself is refused
+        return [f.metadata["off"]], False
     if kind is bool:
         return [flag if f.metadata["flag"] or not f.default else "--no-" + flag[2:]], not f.default
     if f.metadata["choices"]:
@@ -230,8 +233,13 @@ def test_flags_have_no_abbreviations() -> None:
 @pytest.mark.parametrize(("flag", "value"), [("--dlo-use-allgather", True), ("--dlo-no-use-allgather", False)])
 def test_a_switch_with_three_states_has_two_flags(flag: str, value: bool) -> None:
     words = ["m", "--enable-distributed-layerwise-offload"]
-    assert serve.configs(parser_of(serve).parse([*words, flag]))[0].memory.dlo_use_allgather is value
+    assert vars(parser_of(serve).parse([*words, flag]))["dlo_use_allgather"] is value
     assert serve.configs(parser_of(serve).parse(words))[0].memory.dlo_use_allgather is None
+    if value:
+        with pytest.raises(ConfigError, match="--dlo-use-allgather: one rank has nobody to gather from"):
+            serve.configs(parser_of(serve).parse([*words, flag]))
+    else:
+        assert serve.configs(parser_of(serve).parse([*words, flag]))[0].memory.dlo_use_allgather is False
 
 
 def test_lists_may_be_given_in_parts() -> None:

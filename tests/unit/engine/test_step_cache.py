@@ -311,6 +311,24 @@ def test_a_fake_is_no_model_of_diffusers() -> None:
         ({"cache_backend": "taylorseer", "cache_config": {"cache_interval": 0}}, ">= 1"),
         ({"cache_backend": "pab", "cache_config": {"spatial_attention_block_skip_range": None}}, "must be a number"),
         ({"cache_backend": "cache_dit", "cache_config": {"Fn_compute_blocks": 0}}, ">= 1"),
+        ({"cache_backend": "cache_dit", "cache_config": {"taylorseer_order": 2}}, "acts only with enable_taylorseer"),
+        (
+            {"cache_backend": "pab", "cache_config": {"spatial_attention_timestep_skip_range": [800, 100]}},
+            r"spatial_attention_timestep_skip_range \[800, 100\]: the first must be below the second",
+        ),
+        (
+            {"cache_backend": "pab", "cache_config": {"cross_attention_timestep_skip_range": [0, 800]}},
+            "acts only with cross_attention_block_skip_range",
+        ),
+        (
+            {
+                "cache_backend": "taylorseer",
+                "cache_config": {"disable_cache_before_step": 5, "disable_cache_after_step": 5},
+            },
+            "must be above disable_cache_before_step 5",
+        ),
+        ({"cache_backend": "tea_cache", "cache_config": {"coefficients": [float("nan")]}}, "coefficients"),
+        ({"cache_backend": "tea_cache", "cache_config": {"coefficients": [float("inf")]}}, "coefficients"),
         ({"cache_backend": "first_block", "enable_layerwise_offload": True}, "exclude each other"),
         ({"cache_backend": "first_block", "gpu_memory_limit_gib": "auto"}, "exclude each other"),
     ],

@@ -27,6 +27,7 @@ CAPABILITIES = Capabilities(
     family="fake",
     pipeline="FakeVideoPipeline",
     modality="video",
+    lora=True,
     arguments=("prompt", "height", "width", "num_frames", "num_inference_steps", "guidance_scale", "strength"),
     required=("prompt",),
     media={"image": 1, "last_image": 1, "reference_images": 3, "video": 1, "audio": 1, "mask": 1},

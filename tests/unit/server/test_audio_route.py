@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import wave
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,13 +18,14 @@ from fake_omni import CAPABILITIES, FakeOmni, client
 from polymux.errors import GenerationError
 from polymux.media.audio import encode_audio
 from polymux.omni_output import OmniRequestOutput
-from polymux.request import ArrayData, Request
+from polymux.request import ArrayData, LoRARequest, Request
 
 URL = "/v1/audio/generate"
 BASE: dict[str, Any] = {"prompt": "rain on a tin roof", "seed": 5}
 MAKES_SOUND = msgspec.structs.replace(
     CAPABILITIES,
     modality="audio",
+    lora=True,
     arguments=("prompt", "negative_prompt", "seconds", "num_inference_steps", "guidance_scale", "eta"),
     max_seconds=30.0,
     media={"src_audio": 1},
@@ -108,6 +110,30 @@ def test_everything_reaches_the_generator() -> None:
     assert (request.prompt, request.negative_prompt) == (BASE["prompt"], "noise")
     assert (params.seed, params.seconds, params.num_inference_steps, params.guidance_scale) == (5, 12.5, 3, 2.5)
     assert params.extra_args == {"eta": 1}
+
+
+def test_adapters_reach_the_generator(tmp_path: Path) -> None:
+    omni, file = SoundingOmni(), tmp_path / "a.safetensors"
+    file.write_bytes(b"")
+    allowed = {"allowed_lora_path": (str(tmp_path),)}
+    assert post(omni, allowed, lora={"path": file.name, "scale": 0.5}).status_code == 200
+    assert omni.requests[0].params.lora == (LoRARequest(path=str(file), scale=0.5),)
+    assert error(post(SoundingOmni(), allowed, lora={"path": "../a"}))["param"] == "lora"
+    assert "--allowed-lora-path" in error(post(SoundingOmni(), lora=[{"path": "a"}]))["message"]
+
+
+def test_a_model_that_takes_no_adapters_gives_them_no_names(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"")
+    omni, named = SoundingOmni(), {"lora_name": "ink", "lora_path": "a.safetensors"}
+
+    async def send() -> httpx.Response:
+        async with client(omni, allowed_lora_path=(str(tmp_path),)) as http:
+            return await http.post("/v1/load_lora_adapter", json=named)
+
+    assert asyncio.run(send()).status_code == 200
+    omni.capabilities = msgspec.structs.replace(MAKES_SOUND, lora=False)
+    refused = error(asyncio.run(send()))
+    assert refused["param"] == "lora_name" and "takes no LoRA" in refused["message"]
 
 
 def test_input_sound_counts_against_what_requests_hold_together() -> None:

@@ -16,6 +16,7 @@ from PIL import Image
 from video_scenarios import VIDEOS, create, run
 
 from polymux.media.video import encode_video
+from polymux.request import LoRARequest
 
 
 def png(size: tuple[int, int] = (32, 32)) -> bytes:
@@ -67,6 +68,32 @@ def test_media(tmp_path: Path) -> None:
     run(scenario, tmp_path)
 
 
+def test_adapters_in_both_kinds_of_bodies(tmp_path: Path) -> None:
+    folder = tmp_path / "loras"
+    folder.mkdir()
+    (folder / "a.safetensors").write_bytes(b"")
+
+    async def scenario(http: httpx.AsyncClient, omni: FakeVideoOmni) -> None:
+        lora = {"path": "a.safetensors", "scale": 0.5}
+        named = {"lora_name": "ink", "lora_path": "a.safetensors"}
+        assert (await http.post("/v1/load_lora_adapter", json=named)).status_code == 200
+        bodies: list[dict[str, Any]] = [
+            {"json": {"prompt": "a", "lora": [lora]}},
+            {"json": {"prompt": "a", "lora": {"name": "ink", "scale": 0.5}}},
+            {"data": {"prompt": "a", "lora": json.dumps(lora)}, "files": {"input_reference": png()}},
+        ]
+        for body in bodies:
+            answer = await http.post(VIDEOS, **body)
+            assert answer.status_code == 200, answer.text
+        wanted = (LoRARequest(path=str(folder / "a.safetensors"), scale=0.5),)
+        assert [request.params.lora for request in omni.requests] == [wanted] * len(bodies)
+        for route in (VIDEOS, f"{VIDEOS}/sync"):
+            answer = await http.post(route, json={"prompt": "a", "lora": {"path": "../up"}})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "lora")
+
+    run(scenario, tmp_path / "videos", allowed_lora_path=(str(folder),))
+
+
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": None}, "prompt", "missing"),
     ({"seconds": "0"}, "seconds", "above 0"),
@@ -87,6 +114,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"output_format": "mov"}, "output_format", "mp4"),
     ({"guidance_scale_2": 1.0}, "guidance_scale_2", "does not take"),
     ({"n": 2}, "n", "unknown"),
+    ({"lora": {"path": "a"}}, "lora", "--allowed-lora-path"),
     ({"input_reference": "http://127.0.0.1/a"}, "input_reference", ""),
     ({"input_reference": "data:text/plain,hello"}, "input_reference", "not a whole picture"),
     ({"input_reference": {"file_id": "a"}}, "input_reference", "image_url"),
