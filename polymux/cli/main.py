@@ -46,7 +46,7 @@ def exit_code(error: PolymuxError) -> int:
 
 
 def _build() -> tuple[Parser, dict[str, Parser]]:
-    parser = Parser(prog="polymux", description="Serves generative models of image, video and audio.")
+    parser = Parser(prog="polymux", description="Serves generative models of text, image, video and audio.")
     parser.add_argument("--version", action="version", version=f"polymux {VERSION}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     commands: dict[str, Parser] = {}

@@ -28,6 +28,7 @@ def described(model: GenerateModel, config: EngineConfig) -> Capabilities:
         refused={"partial_images": "there are none of text"},
         sample_rate=adapter.sample_rate(parts) if speaks else None,
         chats=True,
+        merges=config.scheduler.merge_decoding,
         makes=makes,
         context=adapter.context(parts),
         hears_at=adapter.hears_at(parts) if any(kind == "audio" for kind, _ in family.takes) else None,

@@ -80,6 +80,10 @@ class DiaAdapter(Adapter):
         if wish.reference is not None:
             heard = {"text": text, "heard": wish.reference.samples}
             longest -= math.ceil(len(wish.reference.samples) / parts.processor.feature_extractor.hop_length)
+        # With guidance, transformers takes the likeliest of what there is without asking how much that is.
+        top_k, most = given.get("top_k", model.generation_config.top_k), model.config.decoder_config.vocab_size
+        if top_k is not None and top_k > most:
+            given["top_k"] = most
         # Its own default, a whole length of positions, leaves no room for the delay of its channels.
         steps = given.setdefault("max_new_tokens", longest)
         if steps > longest or longest < 1:

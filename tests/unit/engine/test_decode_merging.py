@@ -43,6 +43,7 @@ def text(end: Event) -> str | None:
 
 
 def test_prompts_and_answers_of_different_lengths(engine: ChatEngine) -> None:
+    assert engine.capabilities.merges
     alone = {}
     for i in range(4):
         add(engine, str(i), "a cat " * (i + 1), 4 + 3 * i)

@@ -355,6 +355,20 @@ def test_speakers_of_a_dialogue(load: Load) -> None:
         adapter.pieces(" [S1] Hi", "S2", 100)
 
 
+def test_guidance_takes_no_more_of_the_likeliest_than_there_are(load: Load) -> None:
+    engine = load("dia")
+    for name, top_k in (
+        ("own", None),
+        ("most", 10**6),
+        ("all", engine.loaded.parts.model.config.decoder_config.vocab_size),
+    ):
+        engine.add(request(name, "hello", guidance_scale=2.0, max_new_tokens=20, top_k=top_k))
+    events = drive(engine)
+    assert all(isinstance(end, Finished) for end in ends(events).values()), ends(events)
+    assert np.array_equal(sound(events, "most"), sound(events, "all"))
+    engine.close()
+
+
 def test_a_replica_shares_weights_and_nothing_else() -> None:
     model = torch.nn.Sequential(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2)), torch.nn.ReLU())
     own = replica(model, 3)
