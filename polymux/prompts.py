@@ -66,7 +66,7 @@ def request_of(prompt: Prompt, params: Params | None, request_id: str, partial_i
         request_id=request_id,
         prompt=fields.get("prompt"),
         negative_prompt=params.negative_prompt if negative is None else negative,
-        media=_media_of({**shown, **media}),
+        media=_media_of({**shown, **media} if shown else media),
         params=_portable(params),
         sampling=sampling,
         partial_images=partial_images,

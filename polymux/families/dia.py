@@ -30,6 +30,7 @@ from polymux.families.graph import Arrays, Edge, Graph, StageDeclaration
 from polymux.request import SamplingParams
 
 SPEAKERS = ("S1", "S2")
+_TOP_K = 50  # of transformers, where nobody says anything
 _MARK = re.compile(r"\[(S[12])\]")
 _FRAME_PROMPT = 1  # frames that stand before the first one that is made
 
@@ -82,7 +83,7 @@ class DiaAdapter(Adapter):
             longest -= math.ceil(len(wish.reference.samples) / parts.processor.feature_extractor.hop_length)
         # With guidance, transformers takes the likeliest of what there is without asking how much that is.
         top_k, most = given.get("top_k", model.generation_config.top_k), model.config.decoder_config.vocab_size
-        if top_k is not None and top_k > most:
+        if given.get("guidance_scale") is not None and (_TOP_K if top_k is None else top_k) > most:
             given["top_k"] = most
         # Its own default, a whole length of positions, leaves no room for the delay of its channels.
         steps = given.setdefault("max_new_tokens", longest)

@@ -24,6 +24,7 @@ from polymux.server.generation import generate
 from polymux.server.image_request import refusals_counted
 from polymux.server.media_inputs import load
 from polymux.server.protocol import Adapters, Body, References
+from polymux.server.schemas import schema_of
 from polymux.server.state import ServerState
 
 
@@ -55,7 +56,7 @@ class AudioGenerationRequest(Body):
     user: str | None = Field(None, max_length=256, description="appears in the server's log line")
 
 
-_SCHEMA = {"content": {"application/json": {"schema": AudioGenerationRequest.model_json_schema()}}, "required": True}
+_SCHEMA = {"content": {"application/json": {"schema": schema_of(AudioGenerationRequest)}}, "required": True}
 FILE: dict[str, Any] = {"description": "The file", "content": {kind: {} for kind in MEDIA_TYPES.values()}}
 
 

@@ -18,6 +18,7 @@ from polymux.server import video_request
 from polymux.server.errors import from_validation, responses
 from polymux.server.file_response import file_response
 from polymux.server.generation import while_connected
+from polymux.server.schemas import schema_of
 from polymux.server.session import session_of
 from polymux.server.state import ServerState, check_makes
 from polymux.server.video_protocol import (
@@ -39,8 +40,8 @@ Query = TypeVar("Query", bound=BaseModel)
 _FILE: dict[str, Any] = {"description": "The file", "content": {kind: {} for kind in MEDIA_TYPES.values()}}
 _BODY = {
     "content": {
-        "application/json": {"schema": VideoRequest.model_json_schema()},
-        "multipart/form-data": {"schema": VideoFields.model_json_schema()},
+        "application/json": {"schema": schema_of(VideoRequest)},
+        "multipart/form-data": {"schema": schema_of(VideoFields)},
     },
     "required": True,
 }

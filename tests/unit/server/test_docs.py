@@ -25,6 +25,8 @@ from polymux.server import (
     lora,
     models,
     playground,
+    profile,
+    realtime,
     sleep,
     speech,
     speech_batch,
@@ -127,7 +129,7 @@ def test_every_flag_that_is_named_exists() -> None:
 def test_routes() -> None:
     state = ServerState(FakeOmni(), ServerConfig())
     sounding = (audio, speech, speech_batch, speech_socket, transcriptions, voices)
-    modules = (images, files, chat, videos, *sounding, lora, models, sleep, health, playground)
+    modules = (images, files, chat, videos, *sounding, realtime, lora, models, sleep, profile, health, playground)
     routes: list[Any] = [route for module in modules for route in module.routes(state).routes]
     routes = [route for route in routes if not route.path.startswith("/playground/")]
     found = {f"{method} {r.path}" for r in routes for method in getattr(r, "methods", ("WS",))}
