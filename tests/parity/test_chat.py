@@ -256,7 +256,7 @@ def test_merged_steps_choose_the_same_tokens(name: str, tiny_checkpoint: Callabl
         stats = engine.stats
         for path_of in engine.family.decoders_merged:
             decoder = path_of.removesuffix(".forward")
-            assert stats.merged[decoder] > 1.2 * stats.calls[decoder]
+            assert stats.merged[decoder] > stats.calls[decoder]
         assert engine.runner.unmergeable == set()
     finally:
         engine.close()
