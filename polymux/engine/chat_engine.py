@@ -1,8 +1,9 @@
 """The engine of a stage that answers conversations with a model of transformers.
 
 A request is one session: the model's own `generate`, as a coroutine of calls of its modules. What a conversation
-brings (pictures, sound, video) is made into arguments in a thread, so that nobody waits for it. Calls are interleaved,
-not merged. Knows requests and the queue between them; not what a model computes, and nothing of processes.
+brings (pictures, sound, video) is made into arguments in a thread, so that nobody waits for it. Calls are interleaved;
+with --merge-decoding, steps of one token are merged. Knows requests and the queue between them; not what a model
+computes, and nothing of processes.
 """
 
 from __future__ import annotations
@@ -16,57 +17,49 @@ import torch
 
 from polymux.config import EngineConfig
 from polymux.diffusion.call import Call
-from polymux.diffusion.merging import Merger
-from polymux.diffusion.runner import Runner
 from polymux.diffusion.session import Session
-from polymux.diffusion.step_scheduler import StepScheduler
 from polymux.engine.chat_inputs import question_of
 from polymux.engine.chat_job import ChatJob, ChatTap
 from polymux.engine.chat_model import described
 from polymux.engine.decode_merging import DecodeMerger, DecodeRunner, may_be_merged
 from polymux.engine.failure import as_polymux_error
-from polymux.engine.generate_engine import IDLE_S, PULSE_S, parts_of, sound_of
+from polymux.engine.generate_engine import parts_of, sound_of
 from polymux.engine.generate_model import GenerateModel
 from polymux.engine.job import Randomness
 from polymux.engine.seeds import seed_of
-from polymux.engine.session_engine import SessionEngine, prepare_device
+from polymux.engine.transformers_engine import IDLE_S, TransformersEngine
 from polymux.engine.warmup import run_first_that_works
 from polymux.engine.writing import Penalties, Writer
 from polymux.errors import ConfigError
 from polymux.families.chat import ChatCall, ChatFamily, Hooks, Question
 from polymux.families.generate import Parts
 from polymux.media.wire import Array
-from polymux.request import Progress, Request, SamplingParams
+from polymux.request import Capabilities, Request, SamplingParams
 from polymux.sampling import sampling_of
 
 
-class ChatEngine(SessionEngine[ChatJob, GenerateModel]):
+class ChatEngine(TransformersEngine[ChatJob]):
     """Implements `engine.base.StageEngine` for the models of transformers that answer."""
 
-    @classmethod
-    def load(cls, config: EngineConfig) -> ChatEngine:
-        """Load the model. Raises CheckpointError, ConfigError."""
-        device = prepare_device(config)
-        return cls(config, GenerateModel.load(config, device), device)
-
     def __init__(self, config: EngineConfig, model: GenerateModel, device: torch.device) -> None:
-        super().__init__(config, device, model, described(model, config), collect=False)
+        super().__init__(config, model, device)
         assert isinstance(model.family, ChatFamily)
         self.family = model.family
-        self.merges = config.scheduler.merge_decoding
-        if self.merges and not _proven(model):
-            what = f"merge_decoding: for {self.described.pipeline} nothing proves that it gives the same answers"
-            raise ConfigError(what, param="merge_decoding")
-        merger = DecodeMerger(self.family.decoders_merged, self.family.heads_merged) if self.merges else Merger()
-        self.runner = DecodeRunner(merger, device) if self.merges else Runner(merger, device)
-        self.scheduler = StepScheduler(config.scheduler.max_batched_tokens, self._may_merge, merger.key, merger.tokens)
+        if config.scheduler.merge_decoding:
+            if not _proven(model):
+                what = f"merge_decoding: for {self.described.pipeline} nothing proves that it gives the same answers"
+                raise ConfigError(what, param="merge_decoding")
+            merger = DecodeMerger(self.family.decoders_merged, self.family.heads_merged)
+            self._run_with(merger, DecodeRunner(merger, device))
         # Its own: the thread encodes with the other one meanwhile, and a tokenizer stands only one at a time.
         self.tokenizer = copy.deepcopy(self.family.adapter.tokenizer(model.parts))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inputs")
-        self._said_at = time.monotonic()
+
+    def _describe(self, model: GenerateModel, config: EngineConfig) -> Capabilities:
+        return described(model, config)
 
     def _may_merge(self, call: Call) -> bool:
-        return self.merges and self.runner.may_merge(call.component.name)
+        return self.config.scheduler.merge_decoding and self.runner.may_merge(call.component.name)
 
     def _job_of(self, request: Request) -> ChatJob:
         params = sampling_of(request, self.described)
@@ -98,21 +91,16 @@ class ChatEngine(SessionEngine[ChatJob, GenerateModel]):
             job.call = job.preparing.result()
 
     def _open(self, job: ChatJob) -> None:
-        model, call, seed = self.loaded, job.call, job.randomness[0].seed
-        assert seed is not None and call is not None
-        session = Session(job.request.request_id, 0, seed, self.settings)
+        session, call, hooks = self._new_session(job), job.call, self._hooks(job)
+        assert call is not None
         session.tap = ChatTap(self.family.steps, self.family.speech_steps, session.steps, job.speech)
-        hooks = self._hooks(job)
 
-        def run(_: Parts) -> Array | None:
-            sound = self.family.adapter.answer(model.own(), call, hooks)
+        def run(own: Parts) -> Array | None:
+            sound = self.family.adapter.answer(own, call, hooks)
             job.writer.end()
             return None if sound is None else sound_of(sound, self.described.sample_rate or 0)
 
-        session.open(model.parts, run)
-        job.opened += 1
-        job.started = time.perf_counter()
-        job.sessions[0] = session
+        self._start(job, session, run)
 
     def _hooks(self, job: ChatJob) -> Hooks:
         params = sampling_of(job.request, self.described)
@@ -120,25 +108,11 @@ class ChatEngine(SessionEngine[ChatJob, GenerateModel]):
         processors = [Penalties(frequency, presence)] if frequency or presence else []
         return Hooks(stopping_criteria=[job.writer], logits_processor=processors)
 
-    def _advance(self, session: Session) -> None:
-        """Run a session until it waits for a call or has ended."""
-        while session.ready:
-            session.resume()
-            self.scheduler.submit(session.take_calls())
-        if session.finished and session.request_id in self.jobs:
-            self._ended(self.jobs[session.request_id], session)
-
-    def _ended(self, job: ChatJob, session: Session) -> None:
-        if session.error is not None:
-            self._fail(job, as_polymux_error(session.error, session.where, computing=session.computing))
-            return
-        sound: Array | None = session.result
-        self._close(job, session)
-        session.result = None
-        if sound is not None:
+    def _done(self, job: ChatJob, session: Session, result: Array | None) -> None:
+        if result is not None:
             rate = self.described.sample_rate or 0
-            job.seconds_made = sound.shape[1] / rate
-            job.sound = parts_of(sound, rate, self.config.process.output_chunk_bytes)
+            job.seconds_made = result.shape[1] / rate
+            job.sound = parts_of(result, rate, self.config.process.output_chunk_bytes)
         job.done = True
 
     def _deliver(self, idle: bool) -> None:
@@ -158,20 +132,14 @@ class ChatEngine(SessionEngine[ChatJob, GenerateModel]):
             wait(preparing, IDLE_S)
         else:
             time.sleep(IDLE_S)
-        if time.monotonic() - self._said_at > PULSE_S:
-            self._said_at = time.monotonic()
-            # Not of those in the thread: it is not certain yet that the model takes them.
-            taken = [(name, job) for name, job in self.jobs.items() if job.call is not None]
-            self.events += [Progress(name, "decode", job.steps_done, 0) for name, job in taken]
+        # Not those in the thread: it is not certain yet that the model takes them.
+        self._pulse(job for job in self.jobs.values() if job.call is not None)
 
     def warm_up(self) -> None:
         """Make one small answer, spoken if the model speaks. Raises what it raised."""
         words: dict[str, Any] = {"prompt": self.family.adapter.sample_text(self.loaded.parts)}
         requests = [Request(request_id="warm-up", sampling=self.family.warmup, **words)]
         run_first_that_works(self, requests)
-
-    def _load_again(self) -> GenerateModel:
-        return GenerateModel.load(self.config, self.device)
 
     def _stop(self) -> None:
         self._thread.shutdown(cancel_futures=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 
+import msgspec
 import torch
 
 from polymux.config import EngineConfig
@@ -57,6 +58,23 @@ class GenerateModel:
         """The parts for one session: what it stores on the model reaches nobody else. Weights are shared."""
         return replace(self.parts, model=replica(self.parts.model, SUBMODULE_DEPTH))
 
+    def facts(self) -> Capabilities:
+        """What is known of every model; it takes nothing yet."""
+        parameters = {id(p): p.numel() for c in self.components for p in c.module.parameters()}
+        return Capabilities(
+            family=self.family.name,
+            pipeline=type(self.parts.model).__name__,
+            modality=self.family.modality,
+            arguments=(),
+            required=(),
+            media={},
+            samples=True,
+            device=str(self.parts.model.device),
+            dtype=str(self.parts.model.dtype).removeprefix("torch."),
+            parameters=sum(parameters.values()),
+            storage=self.weights.describe(),
+        )
+
     def describe(self, config: EngineConfig) -> Capabilities:
         """What it takes and makes."""
         family, parts, adapter = self.family, self.parts, self.family.adapter
@@ -69,17 +87,13 @@ class GenerateModel:
         if REFERENCE not in arguments:
             why = f"{family.name} models speak with no voice of a recording: {family.unheard_because}"
             refused[REFERENCE] = deaf or (why if family.speaks else "the model does not speak")
-        parameters = {id(p): p.numel() for c in self.components for p in c.module.parameters()}
-        return Capabilities(
-            family=family.name,
-            pipeline=type(parts.model).__name__,
-            modality=family.modality,
+        return msgspec.structs.replace(
+            self.facts(),
             arguments=("prompt", *(name for name in arguments if name != REFERENCE), *family.extra),
             required=("prompt",),
             media={REFERENCE: 1} if REFERENCE in arguments else {},
             sample_rate=adapter.sample_rate(parts),
             refused=refused,
-            samples=True,
             voices=adapter.voices(parts) if family.speaks else (),
             languages=languages,
             speaker_marks=adapter.speaker_marks(),
@@ -87,10 +101,6 @@ class GenerateModel:
             max_new_tokens=adapter.longest(parts, config.limits.max_audio_seconds),
             extra=family.extra,
             bounds=family.bounds,
-            device=str(parts.model.device),
-            dtype=str(parts.model.dtype).removeprefix("torch."),
-            parameters=sum(parameters.values()),
-            storage=self.weights.describe(),
         )
 
     def sleep(self) -> None:

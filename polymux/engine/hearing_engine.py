@@ -6,7 +6,6 @@ those of other requests. A request is one session; its text comes when it is com
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import msgspec
@@ -14,19 +13,15 @@ import numpy as np
 import torch
 
 from polymux.config import EngineConfig
-from polymux.diffusion.merging import Merger
-from polymux.diffusion.runner import Runner
 from polymux.diffusion.session import Session
-from polymux.diffusion.step_scheduler import StepScheduler
-from polymux.engine.failure import as_polymux_error
 from polymux.engine.generate_model import GenerateModel
 from polymux.engine.job import Job, Randomness
 from polymux.engine.reference import mono_of
 from polymux.engine.seeds import seed_of
-from polymux.engine.session_engine import SessionEngine, prepare_device
 from polymux.engine.sound_job import StepTap
+from polymux.engine.transformers_engine import TransformersEngine
 from polymux.engine.warmup import run_first_that_works
-from polymux.families.generate import Call, Parts
+from polymux.families.generate import Call
 from polymux.families.hearing import Heard, HearingAdapter, HearingFamily, Transcript
 from polymux.media.wire import to_wire
 from polymux.request import ArrayData, Capabilities, Finished, Modality, Request, RequestMetrics
@@ -59,23 +54,12 @@ class HearingJob(Job):
         )
 
 
-class HearingEngine(SessionEngine[HearingJob, GenerateModel]):
+class HearingEngine(TransformersEngine[HearingJob]):
     """Implements `engine.base.StageEngine`."""
 
-    @classmethod
-    def load(cls, config: EngineConfig) -> HearingEngine:
-        """Load the model. Raises CheckpointError, ConfigError."""
-        device = prepare_device(config)
-        return cls(config, GenerateModel.load(config, device), device)
-
     def __init__(self, config: EngineConfig, model: GenerateModel, device: torch.device) -> None:
-        super().__init__(config, device, model, _described(model), collect=False)
-        self.adapter, self.steps = _adapter_of(model), model.family.steps
-        merger = Merger((), ())
-        self.runner = Runner(merger, device)
-        self.scheduler = StepScheduler(
-            config.scheduler.max_batched_tokens, lambda call: False, merger.key, merger.tokens
-        )
+        super().__init__(config, model, device)
+        self.adapter = _adapter_of(model)
 
     def _job_of(self, request: Request) -> HearingJob:
         params = sampling_of(request, self.described)
@@ -93,37 +77,14 @@ class HearingEngine(SessionEngine[HearingJob, GenerateModel]):
         sound = to_wire(np.zeros((1, int(_WARM_UP_S * rate)), np.float32), sample_rate=rate)
         run_first_that_works(self, [Request(request_id="warm-up", media={HEARD: [sound]})])
 
-    def _load_again(self) -> GenerateModel:
-        return GenerateModel.load(self.config, self.device)
-
     def _open(self, job: HearingJob) -> None:
-        model, call = self.loaded, job.call
-        seed = job.randomness[0].seed
-        assert seed is not None and call is not None
-        session = Session(job.request.request_id, 0, seed, self.settings)
-        session.tap = StepTap(self.steps, session.steps)
+        session, call = self._new_session(job), job.call
+        assert call is not None
+        session.tap = StepTap(self.loaded.family.steps, session.steps)
+        self._start(job, session, lambda own: self.adapter.transcribe(own, call))
 
-        def run(_: Parts) -> Transcript:
-            return self.adapter.transcribe(model.own(), call)
-
-        session.open(model.parts, run)
-        job.opened += 1
-        job.started = job.started or time.perf_counter()
-        job.sessions[0] = session
-
-    def _advance(self, session: Session) -> None:
-        while session.ready:
-            session.resume()
-            self.scheduler.submit(session.take_calls())
-        if session.finished and session.request_id in self.jobs:
-            self._ended(self.jobs[session.request_id], session)
-
-    def _ended(self, job: HearingJob, session: Session) -> None:
-        if session.error is not None:
-            self._fail(job, as_polymux_error(session.error, session.where, computing=session.computing))
-            return
-        job.transcript = session.result
-        self._close(job, session)
+    def _done(self, job: HearingJob, session: Session, result: Transcript) -> None:
+        job.transcript = result
 
     def _deliver(self, idle: bool) -> None:
         for job in list(self.jobs.values()):
@@ -132,30 +93,20 @@ class HearingEngine(SessionEngine[HearingJob, GenerateModel]):
                 del self.jobs[job.request.request_id]
                 self.events.append(job.finished("text", None, None))
 
+    def _describe(self, model: GenerateModel, config: EngineConfig) -> Capabilities:
+        adapter, parts = _adapter_of(model), model.parts
+        return msgspec.structs.replace(
+            model.facts(),
+            arguments=("prompt", *model.family.arguments),
+            required=(HEARD,),
+            media={HEARD: 1},
+            refused={"partial_images": "there are none of text"},
+            hears_at=adapter.hears_at(parts),
+            timestamps=adapter.timestamps(parts),
+            languages=adapter.languages(parts),
+        )
+
 
 def _adapter_of(model: GenerateModel) -> HearingAdapter:
     assert isinstance(model.family, HearingFamily)
     return model.family.adapter
-
-
-def _described(model: GenerateModel) -> Capabilities:
-    """What it takes and makes."""
-    family, parts, adapter = model.family, model.parts, _adapter_of(model)
-    parameters = {id(p): p.numel() for c in model.components for p in c.module.parameters()}
-    return Capabilities(
-        family=family.name,
-        pipeline=type(parts.model).__name__,
-        modality="text",
-        arguments=("prompt", *family.arguments),
-        required=(HEARD,),
-        media={HEARD: 1},
-        refused={"partial_images": "there are none of text"},
-        samples=True,
-        hears_at=adapter.hears_at(parts),
-        timestamps=adapter.timestamps(parts),
-        languages=adapter.languages(parts),
-        device=str(parts.model.device),
-        dtype=str(parts.model.dtype).removeprefix("torch."),
-        parameters=sum(parameters.values()),
-        storage=model.weights.describe(),
-    )
