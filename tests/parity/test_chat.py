@@ -7,6 +7,7 @@ fp32 on a CPU. Calls are interleaved and not merged, so the same operations run 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,7 @@ def test_merged_steps_choose_the_same_tokens(name: str, tiny_checkpoint: Callabl
         for ask in asks:
             for i in range(2):
                 engine.add(request_for(ask, f"{ask.name}-{i}"))
+        wait(job.preparing for job in engine.jobs.values())  # so that they are under way together
         got = drive(engine)
         for ask in asks:
             wanted = answer(ask)
@@ -256,7 +258,7 @@ def test_merged_steps_choose_the_same_tokens(name: str, tiny_checkpoint: Callabl
         stats = engine.stats
         for path_of in engine.family.decoders_merged:
             decoder = path_of.removesuffix(".forward")
-            assert stats.merged[decoder] > stats.calls[decoder]
+            assert stats.merged[decoder] > 1.2 * stats.calls[decoder]
         assert engine.runner.unmergeable == set()
     finally:
         engine.close()
