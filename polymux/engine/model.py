@@ -59,7 +59,7 @@ class Model:
         first = torch.device("cpu") if on_host else device
         quantizer = Quantizer(config.quantization.choice, device, is_denoiser)
         cached, tensor = cached_loader(config, quantizer), Ranks(mesh.rank_in("tp"), mesh.degree("tp"))
-        sliced = SlicedLoader(tensor, is_denoiser) if tensor.size > 1 else None
+        sliced = SlicedLoader(tensor, is_denoiser, device) if tensor.size > 1 else None
         loader, parts = cached or sliced, dict(given)
         pipeline = load_pipeline(config.model, first, dtype, components=parts, loader=loader, quantizer=quantizer)
         if cached is None:

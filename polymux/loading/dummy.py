@@ -22,34 +22,40 @@ SEED = 0
 STD = 0.02
 
 
-def dummy_model(part: Part, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
-    """A component with weights, without its weights. Raises CheckpointError if its config is missing or no good."""
+def dummy_model(
+    part: Part, device: torch.device, dtype: torch.dtype, making: torch.device | None = None
+) -> torch.nn.Module:
+    """A component with weights, without its weights, on `device`. Raises CheckpointError if its config is missing or no
+    good. `making`: where the numbers are drawn, if not there: a GPU takes a second for what takes a host minutes."""
+    making = making or device
     config_file = part.folder / "config.json"
     config = read_json(config_file)
-    devices = [device] if device.type == "cuda" else []
+    devices = [making] if making.type == "cuda" else []
     with reading(f"{config_file}: {part.name} ({part.cls.__name__})"), torch.random.fork_rng(devices):
         torch.manual_seed(SEED)
         if is_diffusers_model(part.cls):
-            model = _diffusers_model(part.cls, config, device, dtype)
+            model = _diffusers_model(part.cls, config, device, dtype, making)
         elif is_transformers_model(part.cls):
-            model = _transformers_model(part, device, dtype)
+            model = _transformers_model(part, making, dtype)
         else:
             raise TypeError(f"{part.cls.__name__} is a model of neither diffusers nor transformers")
     return place(part.name, model, device)
 
 
 def _diffusers_model(
-    cls: type[Any], config: dict[str, object], device: torch.device, dtype: torch.dtype
+    cls: type[Any], config: dict[str, object], device: torch.device, dtype: torch.dtype, making: torch.device
 ) -> torch.nn.Module:
     model = empty_diffusers_model(cls, config, dtype)
     kept = cls._keep_in_fp32_modules or ()
-    _fill(model, device, dtype, [kept] if isinstance(kept, str) else kept)
+    _fill(model, device, dtype, [kept] if isinstance(kept, str) else kept, making)
     return model
 
 
-def _fill(model: torch.nn.Module, device: torch.device, dtype: torch.dtype, in_fp32: Collection[str]) -> None:
+def _fill(
+    model: torch.nn.Module, device: torch.device, dtype: torch.dtype, in_fp32: Collection[str], making: torch.device
+) -> None:
     """Give every parameter a value, and every saved tensor the dtype it would be loaded with."""
-    generator = torch.Generator(device).manual_seed(SEED)
+    generator = torch.Generator(making).manual_seed(SEED)
     saved = model.state_dict().keys()
     made: dict[int, torch.nn.Parameter] = {}  # a parameter that two modules share stays shared
     for prefix, module in model.named_modules():
@@ -60,7 +66,7 @@ def _fill(model: torch.nn.Module, device: torch.device, dtype: torch.dtype, in_f
             target = target if tensor.is_floating_point() else tensor.dtype
             if isinstance(tensor, torch.nn.Parameter):
                 if id(tensor) not in made:
-                    value = _random(name, tensor.shape, target, device, generator)
+                    value = _random(name, tensor.shape, target, making, generator).to(device)
                     made[id(tensor)] = torch.nn.Parameter(value, requires_grad=False)
                 setattr(module, name, made[id(tensor)])
             elif ".".join(filter(None, path)) in saved:

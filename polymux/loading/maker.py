@@ -66,8 +66,8 @@ class Maker:
         return place(part.name, load_gguf(part, file, self.dtype), self.device)
 
     def make_up(self, part: Part) -> torch.nn.Module:
-        """On the device in any case: its random numbers are its own."""
-        model = dummy_model(part, self.device, self.dtype)
+        """Its random numbers are drawn on the device that computes."""
+        model = dummy_model(part, self.device, self.dtype, self.quantizer.device)
         return model if self._chosen(part) is None else self._quantized(part, model)
 
     def _load_quantized(self, part: Part, weights: Weights, own: object) -> torch.nn.Module:

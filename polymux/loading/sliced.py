@@ -26,6 +26,8 @@ from polymux.parallel.plans import tensor_plan
 from polymux.parallel.slices import Slice, slices
 from polymux.parallel.tensor import check_tensor
 
+HOST = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -100,8 +102,9 @@ class _Filling:
 class SlicedLoader:
     """Loads denoisers in parts where they can be, and says which. Implements `pipeline.DenoiserLoader`."""
 
-    def __init__(self, ranks: Ranks, is_denoiser: Callable[[str], bool]) -> None:
+    def __init__(self, ranks: Ranks, is_denoiser: Callable[[str], bool], making: torch.device = HOST) -> None:
         self.family = UNKNOWN  # until it is known
+        self._making = making  # where random weights are drawn
         self.ranks, self._is_denoiser = ranks, is_denoiser
         self.sliced: set[str] = set()  # names of those of which there is only a part
 
@@ -110,16 +113,15 @@ class SlicedLoader:
 
     def make_up(self, part: Part, dtype: torch.dtype) -> torch.nn.Module:
         """Whole: it is cut afterwards."""
-        return dummy_model(part, torch.device("cpu"), dtype)
+        return dummy_model(part, HOST, dtype, self._making)
 
     def load(
         self, part: Part, weights: Weights, dtype: torch.dtype, flags: LoadFlags, read_ahead: Callable[[], None]
     ) -> torch.nn.Module:
         """A component of a checkpoint: this rank's part, or the whole where it cannot be read in parts."""
-        host = torch.device("cpu")
         in_parts = is_diffusers_model(part.cls) and weights.safetensors
         if not in_parts or read_json(part.folder / "config.json").get("quantization_config") is not None:
             read_ahead()
-            return load_model(part, weights, host, dtype, flags)
+            return load_model(part, weights, HOST, dtype, flags)
         self.sliced.add(part.name)
-        return load_sliced(part, weights, host, dtype, self.ranks)[0]
+        return load_sliced(part, weights, HOST, dtype, self.ranks)[0]

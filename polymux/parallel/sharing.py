@@ -1,38 +1,38 @@
-"""Results that ranks tell each other: any structure of tensors, from each rank to all.
+"""Results that ranks tell each other: anything that can be pickled, from each rank to all.
 
-Tensors go from device to device; what else there is of a result (its structure, shapes, numbers, errors) goes ahead,
-between the hosts, so that everybody knows what to expect. Knows neither calls nor models.
+Tensors, wherever they are in a result, go from device to device; the rest of it (structure, shapes, numbers, errors)
+goes ahead, between the hosts, so that everybody knows what to expect. Knows neither calls nor models.
 """
 
 from __future__ import annotations
 
+import io
 import pickle
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+
+_OWN_DEVICE = "the receiver's"
 
 
 class NotShareable(Exception):
     """Something in a result is neither a tensor nor can be pickled. Raised on all ranks, or on none."""
 
 
-@dataclass(frozen=True)
-class _Form:
+class _Form(NamedTuple):
     """A tensor that goes by itself."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
-@dataclass(frozen=True)
-class _Output:
-    """A dict or an output class of one of the libraries, which is one too."""
+class _Note(NamedTuple):
+    """What goes ahead: results without their tensors."""
 
-    kind: type
-    items: dict[str, Any]
+    pickled: bytes
+    forms: list[_Form]
 
 
 class Sharing:
@@ -51,25 +51,21 @@ class Sharing:
     def share(self, mine: Sequence[Any]) -> list[list[Any]]:
         """The results of each rank, by rank; this rank's own as they are. Raises NotShareable."""
         tensors: list[torch.Tensor] = []
-        forms = [_taken_apart(result, tensors) for result in mine]
-        try:
-            note: bytes | None = pickle.dumps(forms)
-        except Exception:  # whatever an object raises that does not want to be pickled
-            note = None
-        notes = self.tell(note)
-        if None in notes:
+        notes: list[_Note | None] = self.tell(_without_tensors(list(mine), tensors))
+        told = [note for note in notes if note is not None]
+        if len(told) < len(notes):
             raise NotShareable
-        told = [forms if rank == self.rank else pickle.loads(note) for rank, note in enumerate(notes)]
-        theirs = self._exchange([tensors if rank == self.rank else self._places(its) for rank, its in enumerate(told)])
+        sent = [tensors if rank == self.rank else self._places(note.forms) for rank, note in enumerate(told)]
+        self._exchange(sent)
         return [
-            list(mine) if rank == self.rank else [_put_together(form, theirs[rank]) for form in its]
-            for rank, its in enumerate(told)
+            list(mine) if rank == self.rank else _Whole(note.pickled, sent[rank], self._device).load()
+            for rank, note in enumerate(told)
         ]
 
-    def _places(self, forms: list[Any]) -> list[torch.Tensor]:
-        return [torch.empty(form.shape, dtype=form.dtype, device=self._device) for form in _forms_in(forms)]
+    def _places(self, forms: Sequence[_Form]) -> list[torch.Tensor]:
+        return [torch.empty(form.shape, dtype=form.dtype, device=self._device) for form in forms]
 
-    def _exchange(self, tensors: list[list[torch.Tensor]]) -> list[Iterator[torch.Tensor]]:
+    def _exchange(self, tensors: Sequence[Sequence[torch.Tensor]]) -> None:
         """Each rank sends its own, and fills the others'."""
         works = []
         for rank, its in enumerate(tensors):
@@ -81,39 +77,41 @@ class Sharing:
         for work in works:
             if work is not None:
                 work.wait()
-        return [iter(its) for its in tensors]
 
 
-def _taken_apart(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The structure of a result, with forms in place of its tensors, which are appended to `tensors`."""
-    if isinstance(value, torch.Tensor):
+def _without_tensors(results: list[Any], tensors: list[torch.Tensor]) -> _Note | None:
+    """The tensors are appended to `tensors`. None: it cannot be pickled."""
+    file = io.BytesIO()
+    try:
+        _TakingTensors(file, tensors).dump(results)
+    except Exception:  # whatever an object raises that does not want to be pickled
+        return None
+    return _Note(file.getvalue(), [_Form(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
+
+
+class _TakingTensors(pickle.Pickler):
+    """Puts the number of a tensor in its place; and nothing in that of a device, which each rank has of its own."""
+
+    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_id(self, value: Any) -> int | str | None:
+        if isinstance(value, torch.device):
+            return None if value.type == "cpu" else _OWN_DEVICE
+        if not isinstance(value, torch.Tensor):
+            return None
         sent = value.detach().contiguous()
-        tensors.append(sent.clone() if sent.is_inference() else sent)  # collectives count as writing
-        return _Form(tuple(value.shape), value.dtype)
-    if isinstance(value, dict):
-        return _Output(type(value), {key: _taken_apart(item, tensors) for key, item in value.items()})
-    if type(value) in (list, tuple):
-        return type(value)(_taken_apart(item, tensors) for item in value)
-    return value
+        self._tensors.append(sent.clone() if sent.is_inference() else sent)  # collectives count as writing
+        return len(self._tensors) - 1
 
 
-def _forms_in(value: Any) -> Iterator[_Form]:
-    """In the order in which the tensors were taken."""
-    if isinstance(value, _Form):
-        yield value
-    elif isinstance(value, _Output):
-        yield from _forms_in(list(value.items.values()))
-    elif type(value) in (list, tuple):
-        for item in value:
-            yield from _forms_in(item)
+class _Whole(pickle.Unpickler):
+    """Puts the tensors back."""
 
+    def __init__(self, pickled: bytes, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+        super().__init__(io.BytesIO(pickled))
+        self._tensors, self._device = tensors, device
 
-def _put_together(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    if isinstance(value, _Form):
-        return next(tensors)
-    if isinstance(value, _Output):
-        items = {key: _put_together(item, tensors) for key, item in value.items.items()}
-        return items if value.kind is dict else value.kind(**items)
-    if type(value) in (list, tuple):
-        return type(value)(_put_together(item, tensors) for item in value)
-    return value
+    def persistent_load(self, number: int | str) -> torch.Tensor | torch.device:
+        return self._device if isinstance(number, str) else self._tensors[number]
