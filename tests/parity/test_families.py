@@ -23,6 +23,7 @@ from polymux.testing.tiny import TINY, names
 
 from .files import check_files
 from .reference import Arrays, distance, reference, request, takes_steps
+from .small import choose_small, small_call
 
 TOLERANCE = 1e-4
 
@@ -32,10 +33,6 @@ EQUAL_LENGTHS = {"acestep", "minimax-h3"}
 # Their pipelines round to eight bits for the safety checker, so a difference of 1e-6 may become one of 1/255: their
 # latents are compared.
 EIGHT_BITS = {"cosmos1-t2w", "cosmos2-t2i", "cosmos2-v2w", "cosmos25-predict"}
-
-
-# They choose a size of a megapixel themselves.
-SLOW = {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "longcat-image-edit", "kandinsky5-t2i"}
 
 
 def drive(engine: DiffusionEngine) -> dict[str, Event]:
@@ -60,7 +57,8 @@ def another(name: str, call: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [*names("diffusers"), *names("modular")])
-def test_family(name: str, tiny_checkpoint: Callable[..., Path]) -> None:
+def test_family(name: str, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    choose_small(name, monkeypatch)
     spec = TINY[name]
     config = EngineConfig.from_flat(model=str(tiny_checkpoint(name)))
     pipeline = load_pipeline(config.model, torch.device("cpu"), torch.float32, components=dict(spec.load))
@@ -72,7 +70,7 @@ def test_family(name: str, tiny_checkpoint: Callable[..., Path]) -> None:
         flat = EngineConfig.from_flat(model=name, max_num_seqs=in_flight, max_batched_tokens=2**15 - 1)
         return DiffusionEngine(flat, pipeline, torch.device("cpu"))
 
-    call = dict(spec.call)
+    call = small_call(name, pipeline)
     steps = call.pop("num_inference_steps", 2)
     counted = takes_steps(pipeline)
     first = call | ({"num_inference_steps": steps} if counted else {})
@@ -109,8 +107,7 @@ def test_family(name: str, tiny_checkpoint: Callable[..., Path]) -> None:
     company.close()
 
     # Nothing of a request stays on the pipeline: it still gives what it gave.
-    if name not in SLOW:
-        assert distance(reference(pipeline, first, 1, output_type), wanted[0]) == 0.0
+    assert distance(reference(pipeline, first, 1, output_type), wanted[0]) == 0.0
 
 
 def check_merging(engine: DiffusionEngine) -> None:

@@ -23,7 +23,8 @@ from polymux.request import Failed, StageStats
 from polymux.testing.tiny import TINY, names
 
 from .reference import Arrays, distance, request, takes_steps
-from .test_families import EIGHT_BITS, SLOW, TOLERANCE, another, arrays, drive
+from .small import choose_small, small_call
+from .test_families import EIGHT_BITS, TOLERANCE, another, arrays, drive
 
 CPU = torch.device("cpu")
 
@@ -47,7 +48,7 @@ class Run:
                     tensor.data = tensor.data.clone()
         self.engine = DiffusionEngine(config, pipeline, CPU)
         output_type = "latent" if name in EIGHT_BITS else "np"
-        call = dict(TINY[name].call)
+        call = small_call(name, self.engine.pipeline)
         steps = call.pop("num_inference_steps", 2)
         counted = takes_steps(self.engine.pipeline)
         first = call | ({"num_inference_steps": steps} if counted else {})
@@ -55,8 +56,6 @@ class Run:
         self.engine.add(request(first, "alone", 1, output_type))
         self.alone: Arrays = arrays(drive(self.engine)["alone"])
         self.stats: StageStats = self.engine.stats
-        if name in SLOW:
-            return
         before = self.engine.stats.steps
         self.engine.add(request(first, "left", 3, output_type))
         self.engine.add(request(second, "company", 2, output_type))
@@ -74,6 +73,7 @@ class Run:
 
 @pytest.mark.parametrize("name", [*names("diffusers"), *names("modular")])
 def test_family(name: str, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    choose_small(name, monkeypatch)
     monkeypatch.setattr(exchange, "SMALL", 2**10)
     folder = tiny_checkpoint(name)
     plain = Run(name, folder, {})
@@ -84,8 +84,7 @@ def test_family(name: str, tiny_checkpoint: Callable[..., Path], monkeypatch: py
     for strategy, flags in STRATEGIES.items():
         run = Run(name, folder, flags)
         assert distance(run.alone, plain.alone) == 0, strategy
-        if name not in SLOW:
-            assert distance(run.company, plain.company) <= TOLERANCE, strategy
+        assert distance(run.company, plain.company) <= TOLERANCE, strategy
         assert run.engine.weights.plan.strategy == ("model-level" if strategy == "model-level" else "layerwise")
         assert sum(stream.missed for stream in run.streams) == 0, "the blocks do not run in the declared order"
         if strategy == "layerwise":

@@ -22,10 +22,10 @@ from polymux.request import Event, Finished, Media, Preview, Request
 from polymux.testing.tiny import TINY, names
 
 from .reference import request, takes_steps
-from .test_families import SLOW
 
 STEPS = 4
-LARGE = SLOW | {"hidream-i1"}  # their pictures have a megapixel, of which three previews take long on a CPU
+_CHOOSING = {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "longcat-image-edit", "kandinsky5-t2i"}
+LARGE = _CHOOSING | {"hidream-i1"}  # their pictures have a megapixel, of which three previews take long on a CPU
 
 
 def load(name: str, tiny_checkpoint: Callable[..., Path]) -> Any:

@@ -17,7 +17,7 @@ from polymux.loading import load_pipeline
 from polymux.testing.tiny import TINY, names
 
 from .reference import reference, request, takes_steps
-from .test_families import EIGHT_BITS, SLOW, TOLERANCE, arrays, distance, drive
+from .test_families import EIGHT_BITS, TOLERANCE, arrays, distance, drive
 
 # Their pipelines take no size, or no other one.
 FIXED = {
@@ -30,8 +30,11 @@ FIXED = {
     "stable-audio",
 }
 
+# They choose the size themselves.
+CHOOSING = {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "longcat-image-edit", "kandinsky5-t2i"}
 
-@pytest.mark.parametrize("name", [n for n in (*names("diffusers"), *names("modular")) if n not in {*FIXED, *SLOW}])
+
+@pytest.mark.parametrize("name", [n for n in (*names("diffusers"), *names("modular")) if n not in {*FIXED, *CHOOSING}])
 def test_upright_and_lying(name: str, tiny_checkpoint: Callable[..., Path]) -> None:
     spec = TINY[name]
     config = EngineConfig.from_flat(model=str(tiny_checkpoint(name)))
