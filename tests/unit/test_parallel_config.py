@@ -34,6 +34,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "diffusion_attention_config": {"default": {"backend": "TORCH_SDPA", "block_sparse": {"sparsity": 0.5}}}
     },
 }
+RAY = {"worker_backend": "ray"}
 RANKS = {"cfg_parallel_size", "ulysses_degree", "ring_degree", "tensor_parallel_size"}
 
 
@@ -87,6 +88,20 @@ def test_the_ranks_are_the_product() -> None:
         ({"ulysses_degree": 99999}, "ulysses_degree", "99999 ranks .*: at most 256 are allowed"),
         ({"cfg_parallel_size": 2, "cache_backend": "first_block"}, "cfg_parallel_size", "--cache-backend exclude"),
         ({"tensor_parallel_size": 2, "lora_path": ("a",)}, "tensor_parallel_size", "--lora-path exclude"),
+        ({"ray_address": "auto"}, "ray_address", "only with --worker-backend ray"),
+        (RAY | {"ray_address": "ray://a:1"}, "ray_address", "allowed are auto and HOST:PORT"),
+        (RAY | {"devices": ("cpu",), "data_parallel_size": 1}, "worker_backend", "Ray chooses the GPUs"),
+        (RAY | {"device": "cuda:1"}, "device", "allowed are auto, cpu and cuda"),
+        (
+            RAY | {"split_stages": True, "stage_connector": "shared-memory"},
+            "worker_backend",
+            "--stage-connector exclude",
+        ),
+        (
+            RAY | {"split_stages": True, "stage_connector": "tcp", "connector_host": "::1"},
+            "connector_host",
+            "address of its own host",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(flat: dict[str, Any], param: str, message: str) -> None:
