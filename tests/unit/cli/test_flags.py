@@ -71,7 +71,7 @@ def beside(f: dataclasses.Field[Any]) -> dict[str, Any]:
         return {"lora_path": ("a-file",)}
     if f.name == "cache_config":
         return {"cache_backend": "first_block"}
-    if f.name == "vae_patch_parallel_size" or "hsdp" in f.name:
+    if f.name in ("vae_patch_parallel_size", "text_encoder_tp_size") or "hsdp" in f.name:
         return {"cfg_parallel_size": 2} | ({"use_hsdp": True} if f.name.startswith("hsdp") else {})
     if f.name in ("async_chunk", "stage_connector"):
         return {"split_stages": True}
