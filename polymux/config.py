@@ -12,6 +12,7 @@ import dataclasses
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,13 @@ import msgspec
 from polymux import step_caches
 from polymux.attention import BACKENDS, AttentionConfig, AttentionSpec
 from polymux.errors import ConfigError
-from polymux.knobs import Checked, build, conflict, flag_of, knob
+from polymux.knobs import Checked, build, check_unchanged, conflict, flag_of, knob
 from polymux.memory_config import MemoryConfig
 from polymux.parallel_config import DiffusionParallelConfig, flattened
 from polymux.profiler_config import ProfilerConfig
 from polymux.quantization_config import QuantizationConfig
 from polymux.server_config import AccessConfig, ServerConfig
-from polymux.stage_config import ReplicaConfig, StageConfig, check_device
+from polymux.stage_config import ReplicaConfig, StageConfig, WorkerConfig, check_device
 from polymux.step_caches import StepCacheSettings
 
 DTYPES = ("auto", "bf16", "fp16", "fp32")
@@ -229,6 +230,7 @@ class EngineConfig:
     device: DeviceConfig = field(default_factory=DeviceConfig)
     replicas: ReplicaConfig = field(default_factory=ReplicaConfig)
     stages: StageConfig = field(default_factory=StageConfig)
+    workers: WorkerConfig = field(default_factory=WorkerConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
@@ -246,6 +248,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.replicas.devices and self.device.device != "auto":
             raise conflict("device", "devices", "both say where the model runs")
+        if self.workers.ray:
+            self._check_ray()
         memory = self.memory
         sparse = AttentionConfig.of(self.attention.diffusion_attention_config).is_sparse
         others = vars(memory) | vars(self.caches) | vars(self.adapters) | vars(self.quantization)
@@ -271,6 +275,17 @@ class EngineConfig:
             for name in memory.STRATEGIES[1:]:  # these may stream the blocks that the cache leaves out
                 if getattr(memory, name) not in (False, None):
                     raise conflict("cache_backend", name, "blocks that are skipped cannot be streamed")
+
+    def _check_ray(self) -> None:
+        if self.replicas.devices:
+            raise conflict("worker_backend", "devices", "Ray chooses the GPUs")
+        if self.device.device not in ("auto", "cpu", "cuda"):
+            what = f"device={self.device.device!r}: with --worker-backend ray allowed are auto, cpu and cuda"
+            raise ConfigError(f"{what}; Ray chooses the GPUs", param="device")
+        if self.stages.stage_connector == "shared-memory":
+            raise conflict("worker_backend", "stage_connector", "processes on several hosts share no memory; use tcp")
+        if self.stages.stage_connector == "tcp":
+            check_unchanged(self.stages, "has each process use the address of its own host", ("connector_host",))
 
     @classmethod
     def from_flat(cls, **values: Any) -> EngineConfig:
@@ -326,6 +341,17 @@ def stage_environment() -> dict[str, str]:
     """The environment of a stage process: this one's without the keys, with the same places to import from."""
     environment = {name: value for name, value in os.environ.items() if name != _API_KEY}
     return environment | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+
+def rank_environment() -> dict[str, str]:
+    """What processes on other hosts are to have of this one's environment: what the libraries go by."""
+    names = ("HF_", "TRANSFORMERS_", "NCCL_", "GLOO_", "TORCH_", "DIFFUSERS_", _ATTENTION)
+    return {name: value for name, value in os.environ.items() if name.startswith(names)}
+
+
+def adopt(environment: Mapping[str, str]) -> None:
+    """Have this process's environment say so, too."""
+    os.environ.update(environment)
 
 
 def api_keys(config: AccessConfig) -> tuple[str, ...]:

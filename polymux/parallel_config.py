@@ -26,7 +26,11 @@ _REFUSED: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (DEGREES, ("cache_backend",), "what a cache remembers of a step is on the rank that has computed it"),
     (DEGREES, ("dlo_use_allgather",), "ranks that compute different calls cannot gather the blocks of one"),
     (("tensor_parallel_size", "use_hsdp"), _OFFLOAD, "each rank keeps its part of the weights on its device"),
-    (("tensor_parallel_size", "use_hsdp"), ("lora_path",), "an adapter is made for whole layers"),
+    (
+        ("tensor_parallel_size", "use_hsdp", "text_encoder_tp_size"),
+        ("lora_path",),
+        "an adapter is made for whole layers",
+    ),
     (("tensor_parallel_size", "use_hsdp"), _PACKED, "packed weights are not divided"),
     (DEGREES, ("diffusion_attention_config",), "block-sparse attention looks at whole sequences and all heads"),
     (("tensor_parallel_size",), ("use_hsdp",), "each of them divides the weights"),
@@ -51,6 +55,7 @@ class DiffusionParallelConfig(Checked):
     vae_patch_parallel_size: int = knob(
         1, "ranks that share the tiles of the autoencoder, which works tile by tile then: 1, or all", minimum=1
     )
+    text_encoder_tp_size: int = knob(1, "ranks that share every layer of the text encoders: 1, or all", minimum=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,9 +66,10 @@ class DiffusionParallelConfig(Checked):
         for name in ("hsdp_shard_size", "hsdp_replicate_size"):
             if name in self.changed and not self.use_hsdp:
                 raise ConfigError(f"{_flag(name)} acts only with --use-hsdp", param=name)
-        if self.vae_patch_parallel_size not in (1, self.world_size):
-            what = f"--vae-patch-parallel-size {self.vae_patch_parallel_size}: allowed are 1 and all ranks"
-            raise ConfigError(f"{what}; there are {self.describe()}", param="vae_patch_parallel_size")
+        for name in ("vae_patch_parallel_size", "text_encoder_tp_size"):
+            if (size := getattr(self, name)) not in (1, self.world_size):
+                what = f"{_flag(name)} {size}: allowed are 1 and all ranks; there are {self.describe()}"
+                raise ConfigError(what, param=name)
         self.check_beside({name: getattr(self, name) for name in self.changed})
 
     @property
@@ -84,7 +90,7 @@ class DiffusionParallelConfig(Checked):
     @property
     def divides_weights(self) -> bool:
         """Whether a rank has only a part of them."""
-        return self.tensor_parallel_size > 1 or self.use_hsdp
+        return self.tensor_parallel_size > 1 or self.use_hsdp or self.text_encoder_tp_size > 1
 
     def describe(self) -> str:
         """`4 ranks (cfg_parallel_size 2 x ...)`."""

@@ -58,6 +58,33 @@ class ReplicaConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerConfig(Checked):
+    """Workers: who starts a model's processes (docs/parallel.md#ray)"""
+
+    worker_backend: str = knob(
+        "multi_process", "multi_process: on this host; ray: wherever a Ray cluster has room for them",
+        choices=("multi_process", "ray"),
+    )  # fmt: skip
+    ray_address: str | None = knob(
+        None, "HOST:PORT of the Ray cluster (default: the one that this host is part of)", metavar="HOST:PORT"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ray_address is None:
+            return
+        if not self.ray:
+            raise ConfigError("--ray-address acts only with --worker-backend ray", param="ray_address")
+        if re.fullmatch(r"auto|[^\s/]+:[0-9]{1,5}", self.ray_address) is None:
+            what = f"ray_address={self.ray_address!r}: allowed are auto and HOST:PORT, as `ray start` has shown it"
+            raise ConfigError(what, param="ray_address")
+
+    @property
+    def ray(self) -> bool:
+        return self.worker_backend == "ray"
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageConfig(Checked):
     """Stages: parts of one model in processes of their own (docs/deploy.md)"""
 

@@ -46,7 +46,11 @@ class Channel:
 
     def send(self, message: FromStage) -> None:
         """Never blocks. Raises PayloadTooLargeError."""
-        self._outbox.put(frame(message))
+        self.send_frame(frame(message))
+
+    def send_frame(self, data: bytes) -> None:
+        """A message as it came from another process."""
+        self._outbox.put(data)
 
     def close(self) -> None:
         """Returns when all that was sent is out."""

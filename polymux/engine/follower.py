@@ -104,8 +104,13 @@ def main(arguments: Sequence[str] | None = None, make: MakeFollowing | None = No
     faulthandler.enable()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 decides when a rank ends
+    return follow(socket.socket(fileno=fd), make)
+
+
+def follow(end: socket.socket, make: MakeFollowing | None = None) -> int:
+    """Be a rank until told to stop. Returns the exit code."""
     leader = Leader()
-    link = Link(socket.socket(fileno=fd), to_rank, leader.lost)
+    link = Link(end, to_rank, leader.lost)
     try:
         begin = link.receive()
         if not isinstance(begin, Begin):

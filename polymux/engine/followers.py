@@ -1,7 +1,7 @@
-"""The other ranks of a stage, seen from rank 0: their processes, and one line to each.
+"""The other ranks of a stage, seen from rank 0: one line to each, and the processes at the other ends.
 
-They are started as commands, in rank 0's process group: whoever ends that ends them. Knows what is said to them, not
-what they do.
+On one host they are started here, as commands in rank 0's process group: whoever ends that ends them. Knows what is
+said to them, not what they do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
@@ -30,24 +31,68 @@ FOLLOWER_COMMAND = (sys.executable, "-P", "-m", "polymux.engine.follower")
 EXIT_WAIT_S = 3.0  # for ranks that were told to stop
 CODE_WAIT_S = 1.0  # for the exit code of one that has closed its socket
 
+LOOPBACK = "127.0.0.1"
+
 GiveUp = Callable[[PolymuxError], None]
+
+
+class RankProcess(Protocol):
+    """The process of a rank, at the other end of a socket."""
+
+    socket: socket.socket
+    name: str
+
+    def how_it_ended(self) -> str:
+        """Of one that has closed its socket; "" if nobody knows."""
+        ...
+
+    def bury(self) -> None:
+        """It was told to stop. Returns when it has, or somebody else sees to it."""
+        ...
+
+
+class ChildProcess:
+    """A rank on this host, started here. `command` gets `--fd N` appended."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            words = [*command, "--fd", str(theirs.fileno())]
+            self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        self.name = f"process {self._process.pid}"
+
+    def how_it_ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(CODE_WAIT_S)
+            return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return ""
+
+    def bury(self) -> None:
+        try:
+            self._process.wait(EXIT_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def start_ranks(config: EngineConfig, command: Sequence[str] = FOLLOWER_COMMAND) -> list[RankProcess]:
+    """Ranks 1 to n, on this host."""
+    return [ChildProcess(command) for _ in range(1, config.parallel.world_size)]
 
 
 class Followers:
     """Ranks 1 to n. `give_up` is called, in a thread, when one of them is lost or says that it cannot go on."""
 
-    def __init__(self, config: EngineConfig, give_up: GiveUp, command: Sequence[str] = FOLLOWER_COMMAND) -> None:
-        self._give_up = give_up
-        self._processes: list[subprocess.Popen[bytes]] = []
+    def __init__(
+        self, config: EngineConfig, ranks: Sequence[RankProcess], give_up: GiveUp, host: str = LOOPBACK
+    ) -> None:
+        """`host`: the address of this process, as they reach it."""
+        self.host = host
+        self._give_up, self._ranks = give_up, ranks
         self._links: list[Link[FromRank]] = []
-        for rank in range(1, config.parallel.world_size):
-            ours, theirs = socket.socketpair()
-            with theirs:
-                words = [*command, "--fd", str(theirs.fileno())]
-                process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-            self._processes.append(process)
-            self._links.append(Link(ours, from_rank, partial(self._lost, rank)))
-            self._links[-1].send(Begin(config, rank, os.getpid()))
+        for number, rank in enumerate(ranks, 1):
+            self._links.append(Link(rank.socket, from_rank, partial(self._lost, number)))
+            self._links[-1].send(Begin(config, number, os.getpid() if host == LOOPBACK else 0))
 
     def tell(self, message: msgspec.Struct) -> None:
         """All of them, in the order of the calls."""
@@ -74,20 +119,13 @@ class Followers:
         for link in self._links:
             link.close()
         self.tell(Stop())
-        for process in self._processes:
-            try:
-                process.wait(EXIT_WAIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        for rank in self._ranks:
+            rank.bury()
 
-    def _lost(self, rank: int, error: PolymuxError) -> None:
+    def _lost(self, number: int, error: PolymuxError) -> None:
         if not isinstance(error, StageDeadError):  # it has said itself what is wrong
             self._give_up(error)
             return
-        process = self._processes[rank - 1]
-        how = ""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = process.wait(CODE_WAIT_S)
-            how = f": {signal.Signals(-code).name}" if code < 0 else f": exit code {code}"
-        self._give_up(StageDeadError(f"rank {rank} (process {process.pid}) {error}{how}"))
+        rank = self._ranks[number - 1]
+        how = rank.how_it_ended()
+        self._give_up(StageDeadError(f"rank {number} ({rank.name}) {error}{': ' if how else ''}{how}"))

@@ -29,8 +29,8 @@ def divide_guidance(runner: Runner, family: Family, config: EngineConfig, mesh: 
             if parallel.use_hsdp:
                 return everyone
             return None if inner.size == 1 else (inner if dividing else everyone)
-        tiles = call.component.role == "decoder" and parallel.vae_patch_parallel_size > 1
-        return everyone if tiles else None
+        ranks = parallel.vae_patch_parallel_size if call.component.role == "decoder" else parallel.text_encoder_tp_size
+        return everyone if ranks > 1 else None
 
     def may_split(call: Call) -> bool:
         component = call.component

@@ -19,12 +19,13 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
     config: EngineConfig
     rank: int
-    leader: int  # the process of rank 0
+    leader: int  # the process of rank 0; 0: it is on another host
 
 
 class Meet(msgspec.Struct, frozen=True, tag="meet"):
-    """Rank 0 is there: this port of the loopback interface is where the ranks find each other."""
+    """Rank 0 is there: this is where the ranks find each other."""
 
+    host: str
     port: int
 
 

@@ -29,8 +29,6 @@ from polymux.loading import model_class_in, resolve
 from polymux.messages import Fatal
 from polymux.parallel.mesh import Mesh, rank_device
 
-LOOPBACK = "127.0.0.1"
-
 
 def leading(config: EngineConfig, followers: Followers, give_up: GiveUp) -> Executor:
     """Rank 0 and, through it, all of them. Returns when all have their models. Raises CheckpointError, ConfigError."""
@@ -38,8 +36,8 @@ def leading(config: EngineConfig, followers: Followers, give_up: GiveUp) -> Exec
         what = f"{config.parallel.describe()}: a model of transformers runs on one rank"
         raise ConfigError(what, param=next(iter(config.parallel.degrees)))
     own = _of_rank(config, 0)
-    store = TCPStore(LOOPBACK, 0, config.parallel.world_size, is_master=True, wait_for_workers=False)
-    followers.tell(Meet(store.port))
+    store = TCPStore(followers.host, 0, config.parallel.world_size, is_master=True, wait_for_workers=False)
+    followers.tell(Meet(followers.host, store.port))
     engine, mesh = _load(own, 0, store)
     inner = engine.scheduler
     assert isinstance(inner, StepScheduler) and engine.split is not None
@@ -56,7 +54,7 @@ def following(config: EngineConfig, rank: int, link: Link[ToRank]) -> DiffusionE
     meet = link.receive()
     if not isinstance(meet, Meet):
         raise TypeError(f"{type(meet).__name__} in place of Meet")
-    store = TCPStore(LOOPBACK, meet.port, config.parallel.world_size, is_master=False)
+    store = TCPStore(meet.host, meet.port, config.parallel.world_size, is_master=False)
     engine, _ = _load(own, rank, store)
     if engine.split is not None:
         engine.split.give_up = partial(_leave, link)
@@ -81,6 +79,8 @@ def _load(config: EngineConfig, rank: int, store: Store) -> tuple[DiffusionEngin
 
 def _of_rank(config: EngineConfig, rank: int) -> EngineConfig:
     """With a device of its own, or its share of the CPU. Raises ConfigError if there are not enough devices."""
+    if config.workers.ray:
+        return config  # it sees the devices that it was given, and no others
     device = rank_device(config.parallel, rank, config.device.device)
     threads = config.device.num_threads
     if device == "cpu" and threads is None:

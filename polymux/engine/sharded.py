@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from polymux.config import EngineConfig
 from polymux.diffusion.component import Component
+from polymux.errors import ConfigError
 from polymux.families.base import Family
 from polymux.parallel.hsdp import shard_weights
 from polymux.parallel.mesh import Mesh
@@ -50,6 +51,8 @@ def shard(
         elif component.role == "decoder" and "decode" in component.main and config.parallel.vae_patch_parallel_size > 1:
             undoings.append(share_tiles(component.module, mesh.world).undo)
             log.info("parallel: %s: its tiles on %d ranks", component.name, mesh.size)
+    if config.parallel.text_encoder_tp_size > 1:
+        _text_encoders([component for component in components if component.role == "encoder"], mesh)
     return Sharding(tuple(undoings), config.parallel.divides_weights, config.parallel.use_hsdp)
 
 
@@ -70,3 +73,18 @@ def _denoiser(component: Component, family: Family, mesh: Mesh, sliced: bool) ->
     if done:
         log.info("parallel: %s: %s", component.name, ", ".join(done))
     return undoings
+
+
+def _text_encoders(encoders: Sequence[Component], mesh: Mesh) -> None:
+    """Divide the layers of those that can be divided; there must be one."""
+    reasons = []
+    for component in encoders:
+        try:
+            shard_tensor(component.module, tensor_plan(component.module), mesh.world)
+            log.info("parallel: %s: its layers on %d ranks", component.name, mesh.size)
+        except ConfigError as error:  # such a one is as it was
+            reasons.append(f"{component.name}: {error.message}")
+            log.info("parallel: %s: whole on every rank (%s)", component.name, error.message)
+    if len(reasons) == len(encoders):
+        why = "; ".join(reasons) or "the model has no text encoder"
+        raise ConfigError(f"--text-encoder-tp-size {mesh.size}: {why}", param="text_encoder_tp_size")

@@ -16,6 +16,14 @@ _T5 = TensorPlan(
     counts=("num_heads",),
 )
 
+_CLIP = TensorPlan(
+    cuts=tuple(
+        Cut(layer=f"{layers}.*.{name}", by="row" if name in ("self_attn.out_proj", "mlp.fc2") else "column")
+        for layers in ("encoder.layers", "text_model.encoder.layers")  # older transformers have all in text_model
+        for name in (*(f"self_attn.{x}_proj" for x in ("q", "k", "v", "out")), "mlp.fc1", "mlp.fc2")
+    ),
+)
+
 _COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 _ROWS = ("self_attn.o_proj", "mlp.down_proj")
 
@@ -33,6 +41,7 @@ def _decoder(layers: str) -> TensorPlan:
 
 SHARDING = (
     Sharding(models=("T5EncoderModel", "UMT5EncoderModel"), tensor=_T5),
+    Sharding(models=("CLIPTextModel", "CLIPTextModelWithProjection"), tensor=_CLIP),
     Sharding(models=("LlamaModel", "Qwen3Model", "Gemma2Model"), tensor=_decoder("layers")),
     Sharding(models=("Qwen3ForCausalLM",), tensor=_decoder("model.layers")),
     Sharding(

@@ -63,7 +63,7 @@ def devices_of(config: EngineConfig) -> list[str]:
     given, device = config.replicas, config.device.device
     if given.devices:
         return list(given.devices)
-    if given.data_parallel_size > 1 and device in ("auto", "cuda"):
+    if given.data_parallel_size > 1 and device in ("auto", "cuda") and not config.workers.ray:
         ranks = config.parallel.world_size  # each has a device, the next ones from the replica's first
         return [f"{device}:{index * ranks}" for index in range(given.data_parallel_size)]
     return [device] * given.data_parallel_size

@@ -26,7 +26,7 @@ from polymux.diffusion.step_scheduler import StepScheduler
 from polymux.engine import follower
 from polymux.engine.diffusion_engine import DiffusionEngine
 from polymux.engine.executor import Executor
-from polymux.engine.followers import Followers
+from polymux.engine.followers import Followers, start_ranks
 from polymux.engine.led_scheduler import FollowScheduler, LeadScheduler
 from polymux.engine.no_outputs import NoOutputs
 from polymux.engine.rank_link import Link
@@ -92,9 +92,9 @@ def drive(engine: DiffusionEngine | Executor, requests: list[Request]) -> dict[s
 def lead(folder: Path, work: Work) -> None:
     config = EngineConfig.from_flat(model="x", **work[0][0])
     command = (sys.executable, "-m", "parity.rank_driver", "--follow", str(folder), json.dumps(work))
-    followers = Followers(config, give_up, command)
+    followers = Followers(config, start_ranks(config, command), give_up)
     store = TCPStore("127.0.0.1", 0, config.parallel.world_size, is_master=True, wait_for_workers=False)
-    followers.tell(Meet(store.port))
+    followers.tell(Meet(followers.host, store.port))
     for flat, name, mesh in cases(work, 0, store):
         case = Case(folder, name, flat)
         plain = case.engine()

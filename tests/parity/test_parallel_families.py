@@ -28,10 +28,12 @@ GUIDED = {
     "wan21-vace": "arguments whose length is by chance that of several samples",
 }
 TWO: list[tuple[dict[str, Any], list[str]]] = [
-    ({"cfg_parallel_size": 2}, list(GUIDED)),
+    ({"cfg_parallel_size": 2}, [name for name in GUIDED if name != "sdxl"]),
+    ({"cfg_parallel_size": 2, "text_encoder_tp_size": 2}, ["sdxl"]),
     ({"ulysses_degree": 2, "vae_patch_parallel_size": 2}, ["wan21-t2v"]),
     ({"ring_degree": 2}, ["qwen-image", "z-image"]),
-    ({"tensor_parallel_size": 2}, ["flux-schnell", "wan21-t2v"]),
+    ({"tensor_parallel_size": 2}, ["wan21-t2v"]),
+    ({"tensor_parallel_size": 2, "text_encoder_tp_size": 2}, ["flux-schnell"]),
     ({"cfg_parallel_size": 2, "use_hsdp": True}, ["qwen-image"]),
 ]
 FOUR: list[tuple[dict[str, Any], list[str]]] = [

@@ -20,6 +20,7 @@ MODES: dict[str, dict[str, Any]] = {
     "`--tensor-parallel-size`": {"tensor_parallel_size": 2},
     "`--use-hsdp`": {"use_hsdp": True},
     "`--vae-patch-parallel-size`": {"vae_patch_parallel_size": 2},
+    "`--text-encoder-tp-size`": {"text_encoder_tp_size": 2},
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "`--enable-cpu-offload`": {"enable_cpu_offload": True},
@@ -34,6 +35,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "diffusion_attention_config": {"default": {"backend": "TORCH_SDPA", "block_sparse": {"sparsity": 0.5}}}
     },
 }
+RAY = {"worker_backend": "ray"}
 RANKS = {"cfg_parallel_size", "ulysses_degree", "ring_degree", "tensor_parallel_size"}
 
 
@@ -42,8 +44,8 @@ def together(one: dict[str, Any], other: dict[str, Any]) -> bool:
     both = one | other
     for ranks in [{}, {"cfg_parallel_size": 2}, {"ulysses_degree": 2}]:
         flat = ranks | both
-        if "vae_patch_parallel_size" in flat:
-            flat["vae_patch_parallel_size"] = 2 ** len(RANKS & flat.keys())
+        for name in {"vae_patch_parallel_size", "text_encoder_tp_size"} & flat.keys():
+            flat[name] = 2 ** len(RANKS & flat.keys())
         try:
             if EngineConfig.from_flat(model="m", **flat).parallel.world_size > 1:
                 return True
@@ -84,9 +86,24 @@ def test_the_ranks_are_the_product() -> None:
             "--hsdp-shard-size 3 x --hsdp-replicate-size 1 must be all ranks; there are 2 ranks",
         ),
         ({"vae_patch_parallel_size": 2}, "vae_patch_parallel_size", "allowed are 1 and all ranks; there are 1 rank"),
+        ({"text_encoder_tp_size": 2, "cfg_parallel_size": 3}, "text_encoder_tp_size", "allowed are 1 and all ranks"),
         ({"ulysses_degree": 99999}, "ulysses_degree", "99999 ranks .*: at most 256 are allowed"),
         ({"cfg_parallel_size": 2, "cache_backend": "first_block"}, "cfg_parallel_size", "--cache-backend exclude"),
         ({"tensor_parallel_size": 2, "lora_path": ("a",)}, "tensor_parallel_size", "--lora-path exclude"),
+        ({"ray_address": "auto"}, "ray_address", "only with --worker-backend ray"),
+        (RAY | {"ray_address": "ray://a:1"}, "ray_address", "allowed are auto and HOST:PORT"),
+        (RAY | {"devices": ("cpu",), "data_parallel_size": 1}, "worker_backend", "Ray chooses the GPUs"),
+        (RAY | {"device": "cuda:1"}, "device", "allowed are auto, cpu and cuda"),
+        (
+            RAY | {"split_stages": True, "stage_connector": "shared-memory"},
+            "worker_backend",
+            "--stage-connector exclude",
+        ),
+        (
+            RAY | {"split_stages": True, "stage_connector": "tcp", "connector_host": "::1"},
+            "connector_host",
+            "address of its own host",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(flat: dict[str, Any], param: str, message: str) -> None:

@@ -40,6 +40,8 @@ def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
         value = kind((f.default or 0) + 1)
     elif f.name == "device":
         value = "cuda:3"
+    elif f.name == "ray_address":
+        value = "10.0.0.1:6379"
     elif kind is str:
         value = "https://another.example" if f.name == "public_url" else "another"
     elif f.name == "cors_allow_origins":
@@ -69,10 +71,12 @@ def beside(f: dataclasses.Field[Any]) -> dict[str, Any]:
         return {"lora_path": ("a-file",)}
     if f.name == "cache_config":
         return {"cache_backend": "first_block"}
-    if f.name == "vae_patch_parallel_size" or "hsdp" in f.name:
+    if f.name in ("vae_patch_parallel_size", "text_encoder_tp_size") or "hsdp" in f.name:
         return {"cfg_parallel_size": 2} | ({"use_hsdp": True} if f.name.startswith("hsdp") else {})
     if f.name in ("async_chunk", "stage_connector"):
         return {"split_stages": True}
+    if f.name == "ray_address":
+        return {"worker_backend": "ray"}
     if f.name == "connector_host":
         return {"split_stages": True, "stage_connector": "tcp"}
     if f.name in ("data_parallel_policy", "devices"):

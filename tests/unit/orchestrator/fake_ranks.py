@@ -16,7 +16,7 @@ from polymux.config import EngineConfig
 from polymux.engine import follower, process, rank_link
 from polymux.engine.base import StageEngine
 from polymux.engine.executor import Executor
-from polymux.engine.followers import Followers, GiveUp
+from polymux.engine.followers import Followers, GiveUp, start_ranks
 from polymux.errors import ConfigError
 from polymux.request import Request
 
@@ -61,7 +61,7 @@ class RankEngine(FakeEngine):
 
 
 def ranks(config: EngineConfig, give_up: GiveUp) -> Executor:
-    followers = Followers(config, give_up, (sys.executable, "-P", __file__, FOLLOW))
+    followers = Followers(config, start_ranks(config, (sys.executable, "-P", __file__, FOLLOW)), give_up)
     followers.wait_until_up()
     return Executor(RankEngine(config, 0), SimpleNamespace(telling=False), followers)
 

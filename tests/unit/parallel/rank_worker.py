@@ -55,7 +55,8 @@ TENSOR = [
     *("cogview4", "cogvideox", "cosmos1-t2w", "pixart-sigma", "chroma", "hunyuan-video15-t2v"),
     *(["qwen-image-21"] if have_torchvision() else []),
 ]
-ENCODERS = ["flux-dev", "wan21-t2v", "hunyuan-video-t2v", "z-image", "lumina2", "flux2-klein", "qwen-image", "ltx2"]
+ENCODERS = ["flux-dev text_encoder", "flux-dev text_encoder_2", "sd3", "wan21-t2v", "hunyuan-video-t2v", "z-image"]
+ENCODERS += ["lumina2", "flux2-klein", "qwen-image", "ltx2"]
 HSDP = ["wan21-vace", "flux-dev", "qwen-image"]
 FOUR = ["wan21-t2v", "flux-dev", "ltx2"]
 
@@ -136,8 +137,8 @@ def text_encoder(name: str) -> None:
 @functools.cache
 def encoder_of(name: str) -> torch.nn.Module:
     """A text encoder like that of a tiny checkpoint, whose heads two ranks can divide."""
-    pipeline = CALLS[name].pipeline
-    tiny = pipeline.text_encoder_2 if name == "flux-dev" else pipeline.text_encoder
+    model, _, which = name.partition(" ")
+    tiny = getattr(CALLS[model].pipeline, which or "text_encoder")
     config = copy.deepcopy(tiny.config)
     text = config.get_text_config()
     if "num_key_value_heads" in text.to_dict():

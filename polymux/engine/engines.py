@@ -1,0 +1,51 @@
+"""Which engine a checkpoint needs, on one rank or on several. Imports torch only when one is made."""
+
+from __future__ import annotations
+
+from polymux.config import EngineConfig
+from polymux.engine.base import StageEngine
+from polymux.engine.followers import Followers, GiveUp, start_ranks
+from polymux.knobs import check_unchanged
+
+
+def engine_for(config: EngineConfig) -> StageEngine:
+    """The engine of the kind that the checkpoint needs."""
+    from diffusers.utils import logging as diffusers_logging  # torch: only here, in the process that computes
+    from transformers.utils import logging as transformers_logging
+
+    from polymux.engine.chat_engine import ChatEngine
+    from polymux.engine.decode_engine import DecodeEngine
+    from polymux.engine.diffusion_engine import DiffusionEngine
+    from polymux.engine.generate_engine import GenerateEngine
+    from polymux.engine.hearing_engine import HearingEngine
+    from polymux.engine.write_engine import WriteEngine
+    from polymux.families import generate_family_of
+    from polymux.families.chat import ChatFamily
+    from polymux.families.hearing import HearingFamily
+    from polymux.loading import model_class_in, resolve
+
+    for logging_of in (diffusers_logging, transformers_logging):
+        logging_of.set_verbosity_error()  # the libraries repeat their warnings at every request
+    name = model_class_in(resolve(config.model))
+    if name is not None:
+        family = generate_family_of(name)
+        if config.stages.split_stages and family is not None and family.graph is not None:
+            does = family.graph.stages[config.stage].does
+            return WriteEngine.load(config) if does == "write" else DecodeEngine.load(config)
+        if isinstance(family, ChatFamily):
+            return ChatEngine.load(config)
+        engine = HearingEngine if isinstance(family, HearingFamily) else GenerateEngine
+        return engine.load(config)
+    config.speech.check_unused()
+    check_unchanged(config.scheduler, "acts only on models that answer", ("merge_decoding",))
+    return DiffusionEngine.load(config)
+
+
+def ranks_for(config: EngineConfig, give_up: GiveUp) -> StageEngine:
+    """The engine on several ranks."""
+    # Before this process is busy with importing what they import, too.
+    followers = Followers(config, start_ranks(config), give_up)
+
+    from polymux.engine.ranks import leading  # torch
+
+    return leading(config, followers, give_up)
