@@ -359,6 +359,13 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     features: tuple[str, ...] = ()  # what of polymux it can have, by the names in docs/compatibility.md
     quantized: dict[str, str] = {}  # components whose linear layers keep their weights in few bits, and how
     storage: str = ""  # where the weights are, why, and what that costs
+    fixed_size: bool = False  # makes pictures of the default size, and no others
+    answers: Capabilities | None = None  # of a model that makes pictures, and answers conversations with text too
+
+    def asked_by(self, request: Request) -> Capabilities:
+        """Those that a request is for: its answers', if it is a conversation or says that text is to be made."""
+        text = bool(request.messages) or request.sampling is not None or "text" in request.modalities
+        return self.answers if self.answers is not None and text else self
 
     @property
     def transcribes(self) -> bool:

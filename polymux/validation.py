@@ -15,6 +15,7 @@ from typing import Any
 from polymux.config import LimitsConfig
 from polymux.conversation import check_conversation
 from polymux.errors import InvalidRequestError
+from polymux.further_arguments import check_further
 from polymux.request import (
     CHANNELS,
     ITEM_BYTES,
@@ -49,6 +50,7 @@ _FINITE = ("guidance_scale", "guidance_scale_2", "true_cfg_scale")
 
 def validate(request: Request, capabilities: Capabilities, limits: LimitsConfig) -> None:
     """Raises InvalidRequestError with the field, its value and what is allowed."""
+    capabilities = capabilities.asked_by(request)
     _check_texts(request, limits)
     if capabilities.chats:
         check_conversation(request, capabilities, limits)
@@ -76,6 +78,8 @@ def validate(request: Request, capabilities: Capabilities, limits: LimitsConfig)
     params = request.params
     _check_extra_args(params.extra_args, capabilities)
     _check_names(request, capabilities)
+    if capabilities.extra:
+        check_further(params.extra_args, capabilities)
     check_size(params, capabilities, limits)
     _check_frames(params, capabilities, limits)
     _check_interpolation(params, capabilities, limits)
@@ -165,6 +169,8 @@ def check_size(params: OmniDiffusionSamplingParams, capabilities: Capabilities, 
         if value is None:
             continue
         _check_integer(name, value, 1, pixels)
+        if capabilities.fixed_size and value != (own := capabilities.defaults[name]):
+            raise refuse(name, value, f"{capabilities.pipeline} makes pictures of one size, and this must be {own}")
         if value % multiple:
             near = [n for n in (value - value % multiple, value - value % multiple + multiple) if n > 0]
             raise refuse(name, value, f"must be a multiple of {multiple}, such as {' or '.join(map(str, near))}")

@@ -103,10 +103,12 @@ class Task:
 
     def for_model(self, can: Capabilities) -> tuple[OmniPrompt, Params]:
         """In the words of the loaded model. Raises InvalidRequestError."""
+        text = can.answers is not None and (bool(self.writing) or self.target.is_text)
+        can = can.answers if can.answers is not None and text else can
         self.target.check(can.modality, self.config.model.model)
         if can.modality == "video":
             self.target.check_fps(self.fps(can.fps))
-        prompt: OmniPrompt = {"prompt": self.prompt}
+        prompt: OmniPrompt = {"prompt": self.prompt, "modalities": ["text"]} if text else {"prompt": self.prompt}
         if self.files:
             prompt["multi_modal_data"] = dict(media_for(self.files, can))
         params = _params_for(self.params, can)

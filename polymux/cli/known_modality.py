@@ -12,6 +12,7 @@ from pathlib import Path
 from polymux.config import ModelConfig
 from polymux.families import family_of, generate_family_of
 from polymux.families.base import UNKNOWN
+from polymux.families.pictures import PictureFamily
 from polymux.request import Modality
 
 DEMO = "demo"  # the embedded model
@@ -19,13 +20,13 @@ _INDEXES = ("model_index.json", "modular_model_index.json")
 
 
 def known_modality(config: ModelConfig) -> Modality | None:
-    """None: not known yet. Whether the folder holds a model at all is for whoever loads it to say."""
+    """None: not known yet, or one of several. Whether the folder holds a model at all is for whoever loads it."""
     demo = config.model == DEMO
     folder = Path(str(resources.files("polymux") / "demo_model")) if demo else Path(config.model).expanduser()
     name = config.model_class_name or _class_in(folder)
     if name is None:
-        sounding = generate_family_of(_model_class_in(folder))
-        return None if sounding is None else sounding.modality
+        other = generate_family_of(_model_class_in(folder))
+        return None if other is None or isinstance(other, PictureFamily) else other.modality
     family = family_of(name)
     return None if family is UNKNOWN else family.modality
 

@@ -15,6 +15,7 @@ from polymux.families.base import Family, Padding
 from polymux.families.chat import ChatFamily
 from polymux.families.generate import GenerateFamily
 from polymux.families.hearing import HearingFamily
+from polymux.families.pictures import DRAWN, PictureFamily
 from polymux.request import Modality
 
 HELP = "list the families of models that are known, and what each supports"
@@ -60,6 +61,24 @@ An answer is the model's own `generate`, as a coroutine: requests are interleave
 names the media that a conversation may hold beside text, and how many of each; *fields* are those of `SamplingParams`
 that it takes, beside `seed`. Any other class whose name ends in `ForCausalLM` runs as `language`, without a proof.
 Other models of transformers are refused. See [chat.md](chat.md).
+"""
+
+
+_DRAWING_HEADINGS = (
+    "family",
+    "models of transformers",
+    "tasks",
+    "pictures",
+    "answers",
+    "not merged, because",
+)
+_DRAWING = """
+## Pictures by transformers
+
+A picture is written token by token by the model's own `generate`, as a coroutine: requests are interleaved call by
+call, none merged. The same model answers conversations. *Pictures* names what a request for a picture may hold beside
+prompt, size, `n` and `seed`; *answers* the media that a conversation may hold, and how many of each. See
+[picture_tokens.md](picture_tokens.md).
 """
 
 
@@ -131,6 +150,7 @@ def _markdown(families: Sequence[Family], sounding: Sequence[GenerateFamily]) ->
         fields = ", ".join(f"`{name}`" for name in g.arguments)
         beside = f"`{g.beside[0]}`" if g.beside is not None else ""
         yield _row((f"`{g.name}`", names, ", ".join(g.tasks), fields, beside, g.unmerged_because))
+    yield from _drawing([g for g in sounding if isinstance(g, PictureFamily)])
     yield _HEARING
     yield _row(_HEARING_HEADINGS)
     yield "|---" * len(_HEARING_HEADINGS) + "|"
@@ -141,11 +161,22 @@ def _markdown(families: Sequence[Family], sounding: Sequence[GenerateFamily]) ->
     yield _ANSWERING
     yield _row(_ANSWERING_HEADINGS)
     yield "|---" * len(_ANSWERING_HEADINGS) + "|"
-    for c in (g for g in sounding if isinstance(g, ChatFamily)):
+    for c in (g for g in sounding if isinstance(g, ChatFamily) and not isinstance(g, PictureFamily)):
         names = "<br>".join(f"`{name}`" for name in c.models)
         takes = ", ".join(f"`{kind}` ({most})" for kind, most in c.takes)
         fields = ", ".join(f"`{name}`" for name in c.arguments)
         yield _row((f"`{c.name}`", names, ", ".join(c.tasks), takes, fields, c.unmerged_because))
+
+
+def _drawing(families: Sequence[PictureFamily]) -> Iterator[str]:
+    yield _DRAWING
+    yield _row(_DRAWING_HEADINGS)
+    yield "|---" * len(_DRAWING_HEADINGS) + "|"
+    for f in families:
+        names = "<br>".join(f"`{name}`" for name in f.models)
+        fields = ", ".join(f"`{name}`" for name in (*f.picture_arguments, *DRAWN))
+        takes = ", ".join(f"`{kind}` ({most})" for kind, most in f.takes)
+        yield _row((f"`{f.name}`", names, ", ".join(f.tasks), fields, takes, f.unmerged_because))
 
 
 def _row(cells: Sequence[str]) -> str:

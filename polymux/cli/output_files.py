@@ -53,6 +53,10 @@ class Target:
             raise InvalidRequestError(f"{path.name!r}: must end in one of {every}", param="output")
         return cls(path)
 
+    @property
+    def is_text(self) -> bool:
+        return self.path is not None and self.path.suffix.lower() == TEXT
+
     def check_fps(self, fps: float | None) -> None:
         """Raises InvalidRequestError for frames per second that the file cannot have. For videos."""
         format = "mp4" if self.path is None else video.video_format_of(self.path.name)

@@ -19,7 +19,7 @@ from polymux.config import EngineConfig
 from polymux.diffusion.call import Call
 from polymux.diffusion.session import Session
 from polymux.engine.chat_inputs import question_of
-from polymux.engine.chat_job import ChatJob, ChatTap
+from polymux.engine.chat_job import ChatJob, ChatTap, PreparedJob
 from polymux.engine.chat_model import described
 from polymux.engine.decode_merging import DecodeMerger, DecodeRunner, may_be_merged
 from polymux.engine.failure import as_polymux_error
@@ -38,7 +38,7 @@ from polymux.request import Capabilities, Request, SamplingParams
 from polymux.sampling import sampling_of
 
 
-class ChatEngine(TransformersEngine[ChatJob]):
+class ChatEngine(TransformersEngine[PreparedJob]):
     """Implements `engine.base.StageEngine` for the models of transformers that answer."""
 
     def __init__(self, config: EngineConfig, model: GenerateModel, device: torch.device) -> None:
@@ -55,14 +55,19 @@ class ChatEngine(TransformersEngine[ChatJob]):
         self.tokenizer = copy.deepcopy(self.family.adapter.tokenizer(model.parts))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inputs")
 
+    @property
+    def answers(self) -> Capabilities:
+        """What the answers are like, of a model that may make pictures too."""
+        return self.described.answers or self.described
+
     def _describe(self, model: GenerateModel, config: EngineConfig) -> Capabilities:
         return described(model, config)
 
     def _may_merge(self, call: Call) -> bool:
         return self.config.scheduler.merge_decoding and self.runner.may_merge(call.component.name)
 
-    def _job_of(self, request: Request) -> ChatJob:
-        params = sampling_of(request, self.described)
+    def _job_of(self, request: Request) -> PreparedJob:
+        params = sampling_of(request, self.answers)
         seed = seed_of(params.seed)
         return ChatJob(
             request=request,
@@ -74,7 +79,7 @@ class ChatEngine(TransformersEngine[ChatJob]):
     def _ask(self, parts: Parts, request: Request, params: SamplingParams) -> ChatCall:
         """In the thread."""
         with torch.no_grad():
-            question: Question = question_of(request, params, self.described, self.config.limits.max_audio_seconds)
+            question: Question = question_of(request, params, self.answers, self.config.limits.max_audio_seconds)
             return self.family.adapter.ask(parts, question)
 
     def _admit(self) -> None:
@@ -83,14 +88,15 @@ class ChatEngine(TransformersEngine[ChatJob]):
                 self._prepared(job)
         super()._admit()
 
-    def _prepared(self, job: ChatJob) -> None:
+    def _prepared(self, job: PreparedJob) -> None:
         error = job.preparing.exception()
         if error is not None:
             self._fail(job, as_polymux_error(error, "", computing=False))
         else:
             job.call = job.preparing.result()
 
-    def _open(self, job: ChatJob) -> None:
+    def _open(self, job: PreparedJob) -> None:
+        assert isinstance(job, ChatJob)
         session, call, hooks = self._new_session(job), job.call, self._hooks(job)
         assert call is not None
         session.tap = ChatTap(self.family.steps, self.family.speech_steps, session.steps, job.speech)
@@ -103,12 +109,13 @@ class ChatEngine(TransformersEngine[ChatJob]):
         self._start(job, session, run)
 
     def _hooks(self, job: ChatJob) -> Hooks:
-        params = sampling_of(job.request, self.described)
+        params = sampling_of(job.request, self.answers)
         frequency, presence = params.frequency_penalty or 0.0, params.presence_penalty or 0.0
         processors = [Penalties(frequency, presence)] if frequency or presence else []
         return Hooks(stopping_criteria=[job.writer], logits_processor=processors)
 
-    def _done(self, job: ChatJob, session: Session, result: Array | None) -> None:
+    def _done(self, job: PreparedJob, session: Session, result: Any) -> None:
+        assert isinstance(job, ChatJob)
         if result is not None:
             rate = self.described.sample_rate or 0
             job.seconds_made = result.shape[1] / rate
@@ -121,7 +128,7 @@ class ChatEngine(TransformersEngine[ChatJob]):
             if job.complete:
                 self._report(job)
                 del self.jobs[job.request.request_id]
-                self.events.append(job.finished(self.family.modality, None, self.described.sample_rate))
+                self.events.append(job.finished("text", None, self.described.sample_rate))
         if idle and not self.events and self.jobs:
             self._idle()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -19,7 +20,23 @@ from polymux.request import ArrayData, Finished, FinishReason, Modality, Progres
 
 
 @dataclass(kw_only=True, eq=False)
-class ChatJob(Job):
+class PreparedJob(Job):
+    """A request whose arguments are made in a thread; no session of it begins before they are there."""
+
+    preparing: Future[Any]
+    call: Any = None
+
+    def drop(self) -> None:
+        self.preparing.cancel()
+        super().drop()
+
+    def pieces(self) -> list[TextPiece | SoundPiece]:
+        """What may be sent now; sound counts as under way."""
+        return []
+
+
+@dataclass(kw_only=True, eq=False)
+class ChatJob(PreparedJob):
     """Text goes out as it is written, at once: there is never much of it. Sound comes after it, in parts."""
 
     writer: Writer
@@ -40,11 +57,10 @@ class ChatJob(Job):
         return self.done and not self.sound
 
     def drop(self) -> None:
-        self.preparing.cancel()
+        super().drop()
         self.sound.clear()
 
     def pieces(self) -> list[TextPiece | SoundPiece]:
-        """What may be sent now; sound counts as under way."""
         ready: list[TextPiece | SoundPiece] = []
         if text := self.writer.take():
             ready.append(TextPiece(self.request.request_id, text))

@@ -18,10 +18,12 @@ def engine_for(config: EngineConfig) -> StageEngine:
     from polymux.engine.diffusion_engine import DiffusionEngine
     from polymux.engine.generate_engine import GenerateEngine
     from polymux.engine.hearing_engine import HearingEngine
+    from polymux.engine.picture_engine import PictureEngine
     from polymux.engine.write_engine import WriteEngine
     from polymux.families import generate_family_of
     from polymux.families.chat import ChatFamily
     from polymux.families.hearing import HearingFamily
+    from polymux.families.pictures import PictureFamily
     from polymux.loading import model_class_in, resolve
 
     for logging_of in (diffusers_logging, transformers_logging):
@@ -32,6 +34,8 @@ def engine_for(config: EngineConfig) -> StageEngine:
         if config.stages.split_stages and family is not None and family.graph is not None:
             does = family.graph.stages[config.stage].does
             return WriteEngine.load(config) if does == "write" else DecodeEngine.load(config)
+        if isinstance(family, PictureFamily):
+            return PictureEngine.load(config)
         if isinstance(family, ChatFamily):
             return ChatEngine.load(config)
         engine = HearingEngine if isinstance(family, HearingFamily) else GenerateEngine

@@ -10,11 +10,13 @@ from polymux.families import (
     cosmos,
     csm,
     dia,
+    emu3,
     ernie,
     flux,
     flux2,
     hidream,
     hunyuan,
+    janus,
     kandinsky,
     krea,
     language,
@@ -45,6 +47,7 @@ from polymux.families.chat import ChatFamily
 from polymux.families.features import FEATURES, features_by_pipeline
 from polymux.families.generate import GenerateFamily
 from polymux.families.hearing import HearingFamily
+from polymux.families.pictures import PictureFamily
 from polymux.families.sharding import Sharding
 
 _MODULES = (
@@ -88,12 +91,15 @@ _SOUNDING = (
     vits,
 )
 _ANSWERING = (language, qwen_omni)
+_DRAWING = (emu3, janus)
 _CHAT_FAMILIES: tuple[ChatFamily, ...] = tuple(family for module in _ANSWERING for family in module.FAMILIES)
+_PICTURE_FAMILIES: tuple[PictureFamily, ...] = tuple(family for module in _DRAWING for family in module.FAMILIES)
 _HEARING_FAMILIES: tuple[HearingFamily, ...] = whisper.FAMILIES
 _GENERATE_FAMILIES: tuple[GenerateFamily, ...] = (
     *(family for module in _SOUNDING for family in module.FAMILIES),
     *_HEARING_FAMILIES,
     *_CHAT_FAMILIES,
+    *_PICTURE_FAMILIES,
 )
 _SHARDED = (
     auraflow,

@@ -88,7 +88,7 @@ def check_settings(config: EngineConfig, family: GenerateFamily) -> None:
     check_unchanged(config.model, why, _OF_PIPELINES)
     check_unchanged(config.scheduler, why, ("max_batched_tokens",))
     if not (isinstance(family, ChatFamily) and family.decoders_merged):
-        why = f"acts only on models that answer, and {family.name} does not"
+        why = f"acts only on models that answer, where that is proven; of {family.name} it is not"
         check_unchanged(config.scheduler, why, ("merge_decoding",))
     if config.speech.vocoder is not None and family.beside is None:
         raise ConfigError(f"vocoder: a {family.name} model has its own", param="vocoder")

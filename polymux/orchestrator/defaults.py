@@ -53,8 +53,8 @@ def check_defaults(defaults: Mapping[str, Any], capabilities: Capabilities | Non
 
 def with_defaults(request: Request, defaults: Mapping[str, Any], capabilities: Capabilities) -> Request:
     """Raises InvalidRequestError for parameters that the model does not take."""
-    if not defaults:
-        return request
+    if not defaults or capabilities.asked_by(request) is not capabilities:
+        return request  # they are for what the model makes first of all
     if capabilities.samples:
         if (request.prompt or "").lstrip().startswith(capabilities.speaker_marks):  # it says itself who speaks
             defaults = {name: value for name, value in defaults.items() if name != "voice"}

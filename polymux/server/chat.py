@@ -54,7 +54,8 @@ def routes(state: ServerState) -> APIRouter:
     async def create_chat_completion(request: Request) -> Response:
         """The next message of a conversation: text, and speech where it is asked for; or pictures, of models that make
         those. Leaving early cancels."""
-        if (await _capabilities(state)).chats:
+        can = await _capabilities(state)
+        if (can.answers or can).chats:
             return await answer_with_text(state, request)
         with refusals_counted(state):
             job, streaming = await _job(state, request)

@@ -34,6 +34,7 @@ async def answer_with_text(state: ServerState, request: Request) -> Response:
         body = await parse(request, TextChatRequest)
         state.note(request, body.model, body.user)
         capabilities = await state.model()
+        capabilities = capabilities.answers or capabilities
         words, params = TextWords(body), params_of(body)
         prompt = await _prompt(state, request, body, capabilities)
     spoken = None

@@ -8,6 +8,7 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from polymux.request import Capabilities
 from polymux.sampling import FIELDS as SAMPLING_FIELDS
 from polymux.server.errors import responses
 from polymux.server.state import ServerState
@@ -78,6 +79,10 @@ class ModelAbilities(BaseModel):
     parameters: int
     features: list[str] = Field(description="what of polymux it can have, by the names in compatibility.md")
     quantized: dict[str, str] = Field(description="components whose weights are kept in few bits, and how")
+    fixed_size: bool = Field(description="pictures have the default size, and no other")
+    answers: ModelAbilities | None = Field(
+        description="of a model that makes pictures, and answers conversations with text too: what those may hold"
+    )
 
 
 class Model(BaseModel):
@@ -130,8 +135,10 @@ def _limits(state: ServerState) -> ModelLimits:
 
 def _abilities(state: ServerState) -> ModelAbilities | None:
     can = state.omni.capabilities
-    if can is None:
-        return None
+    return None if can is None else _shown(can)
+
+
+def _shown(can: Capabilities) -> ModelAbilities:
     takes = [name for name in can.arguments if name not in can.refused and name not in can.media]
     fields = SAMPLING_FIELDS if can.samples else ARGUMENT_FIELDS
     return ModelAbilities(
@@ -165,4 +172,6 @@ def _abilities(state: ServerState) -> ModelAbilities | None:
         parameters=can.parameters,
         features=list(can.features),
         quantized=can.quantized,
+        fixed_size=can.fixed_size,
+        answers=None if can.answers is None else _shown(can.answers),
     )

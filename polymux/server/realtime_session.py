@@ -134,6 +134,7 @@ class RealtimeSession(SocketSession):
                 raise InvalidRequestError(f"unknown parameter {name[:80]!r}; known is model", param=name[:80])
         self._state.check_model(query.get("model"))
         can = await self._state.model()
+        can = can.answers or can
         if not can.chats:
             raise InvalidRequestError(f"the model answers no conversations, it makes {can.modality}", param="model")
         self._can = can

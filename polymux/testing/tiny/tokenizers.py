@@ -148,9 +148,10 @@ def gemma_tokenizer(extra: Sequence[str] = ()) -> T.GemmaTokenizer:
     return tok
 
 
-def llama_tokenizer(specials: Sequence[str] = ()) -> T.LlamaTokenizer:
+def llama_tokenizer(specials: Sequence[str] = (), **named: str) -> T.LlamaTokenizer:
+    """`named` are those of the special tokens that get an attribute, such as image_token."""
     vocab, merges = _sentencepiece_bpe(["<unk>", "<s>", "</s>", *specials])
-    tok = T.LlamaTokenizer(vocab=vocab, merges=merges, model_max_length=2048)
+    tok = T.LlamaTokenizer(vocab=vocab, merges=merges, model_max_length=2048, **named)
     tok.pad_token = "</s>"
     return tok
 

@@ -56,8 +56,8 @@ def test_the_type_of_the_weights(tiny_checkpoint: Checkpoint) -> None:
 
 
 def test_one_that_is_not_served(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"JanusForConditionalGeneration is not served; .*VitsModel"):
-        load(tiny_checkpoint("janus"))
+    with pytest.raises(CheckpointError, match=r"MimiModel is not served; .*VitsModel"):
+        load(tiny_checkpoint("mimi"))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="names no class"):
         load(tmp_path)
@@ -187,7 +187,7 @@ print(json.dumps([attempt(model="tiny/speech", vocoder="tiny/gan"), attempt(mode
 def test_hub(copy: Callable[[str], Path], tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
     speech = copy("speecht5-tts")
     (speech / "vocoder").rename(tmp_path / "gan")
-    hub = FakeHub({"tiny/speech": speech, "tiny/gan": tmp_path / "gan", "tiny/words": tiny_checkpoint("janus")})
+    hub = FakeHub({"tiny/speech": speech, "tiny/gan": tmp_path / "gan", "tiny/words": tiny_checkpoint("mimi")})
     with hub.serve():
         environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
         child = subprocess.run(
@@ -196,6 +196,6 @@ def test_hub(copy: Callable[[str], Path], tiny_checkpoint: Checkpoint, tmp_path:
     assert child.returncode == 0, child.stderr
     made, refused = json.loads(child.stdout.splitlines()[-1])
     assert made == "SpeechT5HifiGan"
-    assert refused.startswith("CheckpointError: tiny/words: JanusForConditionalGeneration is not served")
+    assert refused.startswith("CheckpointError: tiny/words: MimiModel is not served")
     asked = {path for path in hub.requests if "/tiny/words/resolve/" in path}
     assert {path.rpartition("/")[2] for path in asked} == {"config.json"}  # and none of what is large
