@@ -28,6 +28,7 @@ from polymux.families import (
     omnigen,
     ovis,
     pixart,
+    pocket_tts,
     qwen_image,
     qwen_image_21,
     qwen_omni,
@@ -35,6 +36,7 @@ from polymux.families import (
     speecht5,
     stable_diffusion,
     text_encoders,
+    vibevoice,
     vits,
     wan,
     whisper,
@@ -84,7 +86,9 @@ _SOUNDING = (
     csm,
     dia,
     musicgen,
+    pocket_tts,
     speecht5,
+    vibevoice,
     vits,
 )
 _ANSWERING = (language, qwen_omni)
