@@ -82,7 +82,7 @@ def check_reference(request: Request, params: SamplingParams, capabilities: Capa
     if seconds > limits.max_ref_audio_seconds:
         allowed = f"allowed are {limits.max_ref_audio_seconds:g} (--max-ref-audio-seconds)"
         raise InvalidRequestError(f"{REFERENCE}: {seconds:.2f} s: {allowed}", param=REFERENCE)
-    if params.ref_text is None:
+    if params.ref_text is None and "ref_text" in capabilities.arguments:
         why = f"{capabilities.pipeline} must know what is said in {REFERENCE}"
         raise InvalidRequestError(f"ref_text is missing: {why}", param="ref_text")
 

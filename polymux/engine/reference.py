@@ -20,8 +20,8 @@ def reference_of(request: Request, params: SamplingParams, sample_rate: int) -> 
     if given is None:
         return None
     (data,) = given
-    assert isinstance(data, ArrayData) and params.ref_text is not None  # was checked
-    return Reference(samples=mono_of(data, sample_rate, REFERENCE), text=params.ref_text.strip())
+    assert isinstance(data, ArrayData)  # was checked
+    return Reference(samples=mono_of(data, sample_rate, REFERENCE), text=(params.ref_text or "").strip())
 
 
 def mono_of(data: ArrayData, sample_rate: int, param: str) -> Array:

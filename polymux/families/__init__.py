@@ -30,6 +30,7 @@ from polymux.families import (
     omnigen,
     ovis,
     pixart,
+    pocket_tts,
     qwen_image,
     qwen_image_21,
     qwen_omni,
@@ -37,6 +38,7 @@ from polymux.families import (
     speecht5,
     stable_diffusion,
     text_encoders,
+    vibevoice,
     vits,
     wan,
     whisper,
@@ -87,7 +89,9 @@ _SOUNDING = (
     csm,
     dia,
     musicgen,
+    pocket_tts,
     speecht5,
+    vibevoice,
     vits,
 )
 _ANSWERING = (language, qwen_omni)

@@ -36,7 +36,8 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A recording of a voice to speak with: float32 samples (samples,) at the model's rate, and what is said in it."""
+    """A recording of a voice to speak with: float32 samples (samples,) at the model's rate, and what is said in it,
+    which is empty for models that need not know."""
 
     samples: Any
     text: str

@@ -6,9 +6,12 @@ are.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +24,7 @@ from polymux.families.generate import GenerateFamily, Parts
 from polymux.knobs import check_unchanged
 from polymux.loading.component import Part, load_model, load_plain
 from polymux.loading.dtypes import auto_dtype
+from polymux.loading.index import read_json
 from polymux.loading.layout import CONFIG, declared_model, model_class_in
 from polymux.loading.libraries import quiet, reading
 from polymux.loading.options import LoadFlags, parse_options
@@ -39,6 +43,7 @@ _OF_PIPELINES = (
     "frame_interpolation_model_path",
 )
 _MOST_VOICES = 1000
+_PROCESSOR = "processor_config.json"
 
 
 def load_parts(config: EngineConfig, device: torch.device) -> tuple[GenerateFamily, Parts]:
@@ -169,10 +174,22 @@ def _place_beside(config: EngineConfig, family: GenerateFamily, folder: Path) ->
 def _processor(family: GenerateFamily, folder: Path, beside: object) -> object:
     if not family.assembled:
         return load_plain(Part("processor", _class(family.processor), folder))
-    made = {name: load_plain(Part(name, _class(cls), folder)) for name, cls in family.assembled}
+    made: dict[str, Any] = {name: load_plain(Part(name, _class(cls), folder)) for name, cls in family.assembled}
+    kind = _class(family.processor)
     with reading(f"{folder}: {family.processor}"):
-        processor: object = _class(family.processor)(**made, audio_tokenizer=beside)
+        processor: object = kind(**made, audio_tokenizer=beside, **_settings(kind, folder, made))
     return processor
+
+
+def _settings(kind: type, folder: Path, made: Mapping[str, Any]) -> dict[str, Any]:
+    """What the checkpoint says of a processor that is put together here: what it is called with beside its parts, and
+    the template of what it reads, which is a file of its own and the tokenizer's too."""
+    takes = inspect.signature(kind).parameters
+    stored = read_json(folder / _PROCESSOR) if (folder / _PROCESSOR).is_file() else {}
+    known = {name: value for name, value in stored.items() if name in takes and not isinstance(value, dict)}
+    if "chat_template" in takes:
+        known["chat_template"] = made["tokenizer"].chat_template
+    return {name: value for name, value in known.items() if name not in made}
 
 
 def _voices(config: EngineConfig, folder: Path, family: GenerateFamily) -> dict[str, Array]:

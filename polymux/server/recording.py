@@ -74,7 +74,9 @@ async def speech_params(state: ServerState, body: SpeechFields, can: Capabilitie
             check_hears(can, "voice")
             if text is not None and record.ref_text is not None:
                 raise InvalidRequestError("ref_text: the voice has one of its own", param="ref_text")
-            recording, text = (values, record.sample_rate), text or record.ref_text
+            if "ref_text" in can.arguments:  # others need not know what is said
+                text = text or record.ref_text
+            recording = (values, record.sample_rate)
     return SamplingParams(
         voice=voice,
         ref_audio=recording,

@@ -69,6 +69,30 @@ def dia(path: Path) -> tuple[Sound, int, dict[str, Any]]:
     return made.reshape(1, -1).numpy(), 44100, {"voice": "S2", "guidance_scale": 3.0, "top_k": 16, "max_new_tokens": 24}
 
 
+def vibevoice(path: Path) -> tuple[Sound, int, dict[str, Any]]:
+    model = T.VibeVoiceForConditionalGeneration.from_pretrained(path)
+    processor = T.VibeVoiceProcessor.from_pretrained(path)
+    content = [{"type": "text", "text": LINE}, {"type": "audio"}]
+    text = processor.apply_chat_template([{"role": "3", "content": content}], tokenize=False)
+    inputs = processor(text=[text], audio=[recording(24000)], sampling_rate=24000, return_tensors="pt")
+    torch.manual_seed(SEED)
+    made = model.generate(**inputs, max_new_tokens=5)[0]
+    return made.reshape(1, -1).numpy(), 24000, {"voice": "3", "max_new_tokens": 5}
+
+
+def pocket_tts(path: Path) -> tuple[Sound, int, dict[str, Any]]:
+    model = T.PocketTTSForConditionalGeneration.from_pretrained(path)
+    processor = T.PocketTTSProcessor.from_pretrained(path)
+    processor.audio_tokenizer = T.PocketTTSAudioTokenizerModel.from_pretrained(path / "audio_tokenizer")
+    content = [{"type": "audio"}, {"type": "text", "text": LINE}]
+    text = processor.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+    inputs = processor(text=[text], audio=[recording(24000)], sampling_rate=24000, return_tensors="pt")
+    torch.manual_seed(SEED)
+    made = model.generate(**inputs, max_new_tokens=6)
+    sound = processor.decode(made.audio_latents, made.audio_latents_mask)[0]
+    return sound.reshape(1, -1).numpy(), 24000, {"max_new_tokens": 6}
+
+
 def drive(engine: GenerateEngine) -> tuple[dict[str, Sound], dict[str, Event]]:
     pieces: dict[str, list[Sound]] = {}
     ends: dict[str, Event] = {}
@@ -128,12 +152,51 @@ def test_sound_is_that_of_transformers(case: Any, tiny_checkpoint: Callable[...,
         engine.close()
 
 
-@pytest.mark.parametrize("case", [csm, dia], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", [vibevoice, pocket_tts], ids=lambda case: case.__name__)
+@torch.no_grad()
+def test_some_need_not_know_what_is_said(case: Any, tiny_checkpoint: Callable[..., Path]) -> None:
+    path = tiny_checkpoint(case.__name__.replace("_", "-"))
+    wanted, rate, params = case(path)
+    engine = GenerateEngine.load(EngineConfig.from_flat(model=str(path)))
+
+    def add(name: str, **changes: Any) -> None:
+        engine.add(request_of(LINE, SamplingParams(**params | {"seed": SEED} | changes), name))
+
+    heard = {"ref_audio": (recording(rate), rate)}
+    try:
+        add("alone", **heard)
+        sounds, ends = drive(engine)
+        assert isinstance(ends["alone"], Finished), ends["alone"]
+        assert np.array_equal(sounds["alone"], wanted)
+        add("again", **heard)
+        add("plain")
+        add("other", ref_audio=(recording(rate, 500), rate))
+        sounds, ends = drive(engine)
+        assert all(isinstance(end, Finished) for end in ends.values()), ends
+        assert np.array_equal(sounds["again"], wanted)
+        assert not np.array_equal(sounds["plain"], wanted) and not np.array_equal(sounds["other"], wanted)
+        for changes, param in (
+            (heard | {"ref_text": SAID}, "ref_text"),
+            ({"ref_text": SAID}, "ref_text"),
+            ({"ref_audio": (recording(rate, 31 * rate), rate)}, "ref_audio"),
+            ({"temperature": 0.5} if case is vibevoice else {"top_k": 5}, None),
+        ):
+            with pytest.raises(InvalidRequestError) as error:
+                add("refused", **changes)
+            assert error.value.param == (param or next(iter(changes))), changes
+        assert not engine.busy
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("case", [csm, dia, vibevoice, pocket_tts], ids=lambda case: case.__name__)
 def test_in_16_bits_too(case: Any, tiny_checkpoint: Callable[..., Path]) -> None:
     """What GPUs have."""
-    engine = GenerateEngine.load(EngineConfig.from_flat(model=str(tiny_checkpoint(case.__name__)), dtype="bf16"))
+    path = tiny_checkpoint(case.__name__.replace("_", "-"))
+    engine = GenerateEngine.load(EngineConfig.from_flat(model=str(path), dtype="bf16"))
     rate = engine.capabilities.sample_rate or 0
-    params = SamplingParams(ref_audio=(recording(rate), rate), ref_text=SAID, seed=SEED, max_new_tokens=6)
+    said = SAID if "ref_text" in engine.capabilities.arguments else None
+    params = SamplingParams(ref_audio=(recording(rate), rate), ref_text=said, seed=SEED, max_new_tokens=6)
     try:
         engine.add(request_of(LINE, params, "a"))
         sounds, ends = drive(engine)

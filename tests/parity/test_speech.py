@@ -94,6 +94,24 @@ def musicgen(path: Path, text: str, params: dict[str, Any]) -> torch.Tensor:
     return model.generate(**inputs, do_sample=True, top_p=0.9, max_new_tokens=16)[0]
 
 
+def vibevoice(path: Path, text: str, params: dict[str, Any]) -> torch.Tensor:
+    model, processor = T.VibeVoiceForConditionalGeneration.from_pretrained(path), T.VibeVoiceProcessor.from_pretrained(path)
+    turn = {"role": "2", "content": [{"type": "text", "text": text}]}
+    inputs = processor.apply_chat_template([turn], tokenize=True, return_dict=True, return_tensors="pt")
+    torch.manual_seed(SEED)
+    return model.generate(**inputs, guidance_scale=2.0, num_diffusion_steps=3, max_new_tokens=6)[0]
+
+
+def pocket_tts(path: Path, text: str, params: dict[str, Any]) -> torch.Tensor:
+    model, processor = T.PocketTTSForConditionalGeneration.from_pretrained(path), T.PocketTTSProcessor.from_pretrained(path)
+    processor.audio_tokenizer = T.PocketTTSAudioTokenizerModel.from_pretrained(path / "audio_tokenizer")
+    turn = {"role": "user", "content": [{"type": "text", "text": text}]}
+    inputs = processor(text=[processor.apply_chat_template([turn], tokenize=False)], return_tensors="pt")
+    torch.manual_seed(SEED)
+    made = model.generate(**inputs, do_sample=True, temperature=0.5, num_flow_steps=2, max_new_tokens=7)
+    return processor.decode(made.audio_latents, made.audio_latents_mask)[0]
+
+
 CASES = (
     Case("vits", vits, {"voice": "1", "extra_args": {"noise_scale": 0.3}}),
     Case("speecht5-tts", speecht5, {"extra_args": {"threshold": 2.0, "maxlenratio": 1.5}}),
@@ -101,6 +119,9 @@ CASES = (
     Case("csm", csm, {"voice": "3", "temperature": 0.8, "extra_args": {"depth_decoder_temperature": 0.5},
                       "max_new_tokens": 6}),
     Case("dia", dia, {"voice": "S2", "guidance_scale": 3.0, "top_k": 16, "max_new_tokens": 24}),
+    Case("vibevoice", vibevoice, {"voice": "2", "guidance_scale": 2.0, "extra_args": {"num_diffusion_steps": 3},
+                                  "max_new_tokens": 6}),
+    Case("pocket-tts", pocket_tts, {"temperature": 0.5, "extra_args": {"num_flow_steps": 2}, "max_new_tokens": 7}),
     Case("musicgen", musicgen, {"top_p": 0.9, "max_new_tokens": 16}),
 )  # fmt: skip
 
