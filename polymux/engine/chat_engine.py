@@ -16,41 +16,30 @@ from typing import Any
 import torch
 
 from polymux.config import EngineConfig
-from polymux.diffusion.call import Call
 from polymux.diffusion.session import Session
 from polymux.engine.chat_inputs import question_of
 from polymux.engine.chat_job import ChatJob, ChatTap, PreparedJob
 from polymux.engine.chat_model import described
-from polymux.engine.decode_merging import DecodeMerger, DecodeRunner, may_be_merged
 from polymux.engine.failure import as_polymux_error
 from polymux.engine.generate_engine import parts_of, sound_of
 from polymux.engine.generate_model import GenerateModel
 from polymux.engine.job import Randomness
+from polymux.engine.merging_engine import MergingEngine
 from polymux.engine.seeds import seed_of
-from polymux.engine.transformers_engine import IDLE_S, TransformersEngine
+from polymux.engine.transformers_engine import IDLE_S
 from polymux.engine.warmup import run_first_that_works
 from polymux.engine.writing import Penalties, Writer
-from polymux.errors import ConfigError
-from polymux.families.chat import ChatCall, ChatFamily, Hooks, Question
+from polymux.families.chat import ChatCall, Hooks, Question
 from polymux.families.generate import Parts
-from polymux.media.wire import Array
 from polymux.request import Capabilities, Request, SamplingParams
 from polymux.sampling import sampling_of
 
 
-class ChatEngine(TransformersEngine[PreparedJob]):
+class ChatEngine(MergingEngine[PreparedJob]):
     """Implements `engine.base.StageEngine` for the models of transformers that answer."""
 
     def __init__(self, config: EngineConfig, model: GenerateModel, device: torch.device) -> None:
         super().__init__(config, model, device)
-        assert isinstance(model.family, ChatFamily)
-        self.family = model.family
-        if config.scheduler.merge_decoding:
-            if not _proven(model):
-                what = f"merge_decoding: for {self.described.pipeline} nothing proves that it gives the same answers"
-                raise ConfigError(what, param="merge_decoding")
-            merger = DecodeMerger(self.family.decoders_merged, self.family.heads_merged)
-            self._run_with(merger, DecodeRunner(merger, device))
         # Its own: the thread encodes with the other one meanwhile, and a tokenizer stands only one at a time.
         self.tokenizer = copy.deepcopy(self.family.adapter.tokenizer(model.parts))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inputs")
@@ -62,9 +51,6 @@ class ChatEngine(TransformersEngine[PreparedJob]):
 
     def _describe(self, model: GenerateModel, config: EngineConfig) -> Capabilities:
         return described(model, config)
-
-    def _may_merge(self, call: Call) -> bool:
-        return self.config.scheduler.merge_decoding and self.runner.may_merge(call.component.name)
 
     def _job_of(self, request: Request) -> PreparedJob:
         params = sampling_of(request, self.answers)
@@ -101,12 +87,13 @@ class ChatEngine(TransformersEngine[PreparedJob]):
         assert call is not None
         session.tap = ChatTap(self.family.steps, self.family.speech_steps, session.steps, job.speech)
 
-        def run(own: Parts) -> Array | None:
-            sound = self.family.adapter.answer(own, call, hooks)
-            job.writer.end()
-            return None if sound is None else sound_of(sound, self.described.sample_rate or 0)
+        self._start(job, session, lambda own: self._answer(job, own, call, hooks))
 
-        self._start(job, session, run)
+    def _answer(self, job: ChatJob, own: Parts, call: ChatCall, hooks: Hooks) -> Any:
+        """In a session: write the text, and give the sound of it, if it is to be spoken."""
+        sound = self.family.adapter.answer(own, call, hooks)
+        job.writer.end()
+        return None if sound is None else sound_of(sound, self.described.sample_rate or 0)
 
     def _hooks(self, job: ChatJob) -> Hooks:
         params = sampling_of(job.request, self.answers)
@@ -150,11 +137,3 @@ class ChatEngine(TransformersEngine[PreparedJob]):
 
     def _stop(self) -> None:
         self._thread.shutdown(cancel_futures=True)
-
-
-def _proven(model: GenerateModel) -> bool:
-    """Whether its class is one of which the family says that steps may be merged, with the attention that is known."""
-    assert isinstance(model.family, ChatFamily)
-    decoders = [c for c in model.components if f"{c.name}.forward" in model.family.decoders_merged]
-    named = type(model.parts.model).__name__ in model.family.models
-    return named and bool(decoders) and all(may_be_merged(c.module) for c in decoders)

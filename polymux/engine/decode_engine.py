@@ -15,12 +15,14 @@ import torch
 
 from polymux.config import EngineConfig
 from polymux.connector import make_connector
+from polymux.diffusion.random_state import RandomState
 from polymux.diffusion.tracebacks import drop_frames
 from polymux.engine.failure import as_polymux_error
 from polymux.engine.generate_engine import parts_of, sound_of
 from polymux.engine.outbound import WINDOW
 from polymux.engine.session_engine import prepare_device
-from polymux.engine.windowed import Array, Windowed
+from polymux.engine.travel import split_random, unpacked
+from polymux.engine.windowed import Array, Window, window_of
 from polymux.errors import (
     InvalidRequestError,
     NotReadyError,
@@ -30,7 +32,7 @@ from polymux.errors import (
 )
 from polymux.families.generate import GenerateFamily, Parts
 from polymux.families.graph import Arrays
-from polymux.loading import load_beside
+from polymux.loading import load_decoder
 from polymux.media.tempo import stretch
 from polymux.memory.measure import device_bytes, release, resident_bytes, used_bytes
 from polymux.memory.place import place
@@ -60,7 +62,7 @@ class DecodeJob:
     request: Request
     inbox: deque[Chunk] = field(default_factory=deque)
     kept: Arrays = field(default_factory=dict)  # by the hand-off, of the present sentence
-    window: Windowed | None = None  # of the present sentence
+    window: Window | None = None  # of the present sentence
     whole: list[Array] = field(default_factory=list)  # of the present sentence, if it is to be stretched
     outbox: deque[tuple[int, ArrayData]] = field(default_factory=deque)
     under_way: int = 0  # pieces that are out, and not yet used up
@@ -81,18 +83,21 @@ class DecodeEngine:
     def load(cls, config: EngineConfig) -> DecodeEngine:
         """Load the decoder. Raises CheckpointError, ConfigError."""
         device = prepare_device(config)
-        family, parts = load_beside(config, device)
+        family, parts = load_decoder(config, device)
         return cls(config, family, parts, device)
 
     def __init__(self, config: EngineConfig, family: GenerateFamily, parts: Parts, device: torch.device) -> None:
         assert family.graph is not None
         self._config, self._family, self._device = config, family, device
         self._edge = family.graph.into(config.stage)
+        part, beside = family.graph.stages[config.stage].part, family.beside
+        self._name = part or ("" if beside is None else beside[1])
         self._connector = make_connector(config.stages)
         self._asleep = 0  # the level
         self._jobs: dict[str, DecodeJob] = {}
         self._events: list[Event] = []
         self._counts, self._sum = [0] * (len(RUN_S) + 1), 0.0
+        self._random: RandomState | None = None  # what the chunk that is decoded now is to be decoded with
         self._use(parts)
 
     @property
@@ -175,7 +180,7 @@ class DecodeEngine:
             if self._asleep == 1:
                 self._weights.wake()
             elif self._asleep == 2:
-                self._use(load_beside(self._config, self._device)[1])
+                self._use(load_decoder(self._config, self._device)[1])
         except torch.OutOfMemoryError as error:
             release(self._device)
             raise OutOfMemoryError(f"there is no room to wake up: {error}") from None
@@ -187,8 +192,6 @@ class DecodeEngine:
 
     def _use(self, parts: Parts) -> None:
         """The decoder has come, or come back."""
-        assert self._family.beside is not None
-        self._name = self._family.beside[1]
         self._parts = parts
         self._weights: Residency = place([Tenant(self._name, "decoder", parts.beside)], MemoryConfig(), self._device)
         self._described = Capabilities(
@@ -217,7 +220,8 @@ class DecodeEngine:
         seconds = chunk.parcel.seconds + time.perf_counter() - started
         self._events.append(Consumed(chunk.request_id, seconds))
         if job.window is None:
-            job.window = Windowed(self._family.adapter.frame_shape(self._parts), self._decode)
+            job.window = window_of(self._family.adapter.frame_shape(self._parts), self._decode)
+        got, self._random = split_random(got, self._device)
         if got:
             got, job.kept = self._edge.hand_off(job.kept, got, chunk.ends_part)
         before = self._sum
@@ -247,8 +251,13 @@ class DecodeEngine:
     def _decode(self, arrays: Arrays) -> Array:
         """(channels, samples)"""
         started = time.perf_counter()
-        tensors = {name: torch.as_tensor(array.copy(), device=self._device) for name, array in arrays.items()}
-        sound = sound_of(self._family.adapter.decode(self._parts, tensors), 0, None)
+        outside = RandomState.now(self._device)
+        if self._random is not None:
+            self._random.apply()
+        try:
+            sound = sound_of(self._family.adapter.decode(self._parts, unpacked(arrays, self._device)), 0, None)
+        finally:
+            outside.apply()
         took = time.perf_counter() - started
         self._counts[int(np.searchsorted(RUN_S, took))] += 1
         self._sum += took

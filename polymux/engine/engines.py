@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from polymux.config import EngineConfig
 from polymux.engine.base import StageEngine
 from polymux.engine.followers import Followers, GiveUp, start_ranks
@@ -19,9 +21,12 @@ def engine_for(config: EngineConfig) -> StageEngine:
     from polymux.engine.generate_engine import GenerateEngine
     from polymux.engine.hearing_engine import HearingEngine
     from polymux.engine.picture_engine import PictureEngine
+    from polymux.engine.talk_engine import TalkEngine
+    from polymux.engine.think_engine import ThinkEngine
     from polymux.engine.write_engine import WriteEngine
     from polymux.families import generate_family_of
     from polymux.families.chat import ChatFamily
+    from polymux.families.graph import Does
     from polymux.families.hearing import HearingFamily
     from polymux.families.pictures import PictureFamily
     from polymux.loading import model_class_in, resolve
@@ -32,8 +37,13 @@ def engine_for(config: EngineConfig) -> StageEngine:
     if name is not None:
         family = generate_family_of(name)
         if config.stages.split_stages and family is not None and family.graph is not None:
-            does = family.graph.stages[config.stage].does
-            return WriteEngine.load(config) if does == "write" else DecodeEngine.load(config)
+            loaders: dict[Does, Callable[[EngineConfig], StageEngine]] = {
+                "write": WriteEngine.load,
+                "think": ThinkEngine.load,
+                "talk": TalkEngine.load,
+                "decode": DecodeEngine.load,
+            }
+            return loaders[family.graph.stages[config.stage].does](config)
         if isinstance(family, PictureFamily):
             return PictureEngine.load(config)
         if isinstance(family, ChatFamily):

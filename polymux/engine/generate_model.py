@@ -14,7 +14,7 @@ import torch
 from polymux.config import EngineConfig
 from polymux.diffusion.component import SUBMODULE_DEPTH, Component, Role
 from polymux.families.generate import GenerateFamily, Parts
-from polymux.loading import load_parts
+from polymux.loading import load_parts, part_of
 from polymux.memory.place import place
 from polymux.memory.residency import Residency, Tenant
 from polymux.memory_config import MemoryConfig
@@ -35,16 +35,26 @@ class GenerateModel:
 
     @classmethod
     def load(cls, config: EngineConfig, device: torch.device) -> GenerateModel:
-        """From a checkpoint; without the part that makes the sound, if that is another stage's. Raises CheckpointError,
-        ConfigError."""
+        """From a checkpoint; without what is another stage's. Raises CheckpointError, ConfigError."""
         family, parts = load_parts(config, device)
-        return cls.of(family, parts, device, alone=config.stages.split_stages)
+        return cls.of(family, parts, device, alone=config.stages.split_stages, part=part_of(config, family))
 
     @classmethod
-    def of(cls, family: GenerateFamily, parts: Parts, device: torch.device, alone: bool = False) -> GenerateModel:
-        """Of loaded parts. `alone`: what is beside the model is there in name only."""
+    def of(
+        cls,
+        family: GenerateFamily,
+        parts: Parts,
+        device: torch.device,
+        alone: bool = False,
+        part: str | None = None,
+    ) -> GenerateModel:
+        """Of loaded parts. `alone`: what is beside the model is there in name only; `part`: of the model itself, only
+        this child is really there."""
         modules = _captured(family, parts.model)
         tenants = [Tenant("model", "decoder", parts.model)]
+        if part is not None:
+            modules = {path: module for path, module in modules.items() if path.startswith(f"{part}.")}
+            tenants = [Tenant(part, "decoder", parts.model.get_submodule(part))]
         if family.beside is not None and not alone:
             modules[family.beside[1]] = parts.beside
             tenants.append(Tenant(family.beside[1], "decoder", parts.beside))

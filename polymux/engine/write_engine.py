@@ -97,7 +97,7 @@ class WriteEngine(GenerateEngine):
             return None
         taken = [rows.popleft() for _ in range(min(len(rows), self._rows or len(rows)))]
         ends = ends and not rows
-        parcel = self._connector.put(job.request.request_id, _joined(taken))
+        parcel = self._connector.put(job.request.request_id, joined(taken))
         job.under_way += 1
         if ends:
             del job.rows[part]
@@ -109,7 +109,7 @@ class WriteEngine(GenerateEngine):
         self._connector.forget(job.request.request_id)
 
 
-def _joined(rows: list[Tensors]) -> Tensors:
+def joined(rows: list[Tensors]) -> Tensors:
     """Rows one after the other; what is no row (0 or 1 dimensions) is the same in all of them."""
     if not rows:
         return {}

@@ -8,7 +8,7 @@ adapter: whoever runs the model watches the tokens as they are chosen.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from polymux.media.wire import Array
 from polymux.request import Message, Modality, SamplingParams
 from polymux.sampling import generation_arguments
 
+Tensors = Mapping[str, Any]  # of torch
 _PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 WRITING = ("do_sample", "temperature", "top_k", "top_p", "min_p", *_PENALTIES, "stop", "max_new_tokens")
 
@@ -109,6 +110,25 @@ class ChatAdapter(Adapter):
 
     def answer(self, parts: Parts, call: ChatCall, hooks: Hooks) -> Any:
         """Call the model; the sound of the answer as a tensor of samples, None if it does not speak."""
+        raise NotImplementedError
+
+    # Of families that declare a graph: `answer` in stages, the last of which decodes.
+
+    def think(self, parts: Parts, call: ChatCall, hooks: Hooks) -> Tensors | None:
+        """Write the text; what has to be known to speak it, None if it is not to be spoken."""
+        raise NotImplementedError
+
+    def talk(self, parts: Parts, question: Question, thoughts: Tensors, emit: Callable[[Tensors], None]) -> None:
+        """Speak, up to what is to be decoded, and emit that as it is written: rows of all tensors belong together.
+        `question`: as far as it says how to speak."""
+        raise NotImplementedError
+
+    def speech_steps(self, parts: Parts, question: Question) -> int:
+        """The most steps of its speech. Raises InvalidRequestError for more than the operator allows."""
+        raise NotImplementedError
+
+    def empty_thoughts(self, parts: Parts) -> Tensors:
+        """Something to try `talk` with."""
         raise NotImplementedError
 
 

@@ -25,8 +25,8 @@ REFERENCE = ("ref_audio", "ref_text")
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """A loaded model: objects of transformers. `beside` is the vocoder or codec that is not part of the model itself;
-    `voices` are arrays of speakers that came in files, by name."""
+    """A loaded model: objects of transformers. `beside` is the vocoder or codec that is no part of the model itself, or
+    the part of it that is all a stage has; `voices` are arrays of speakers that came in files, by name."""
 
     model: Any
     processor: Any
@@ -71,6 +71,25 @@ class FrameShape:
     hop: int
     before: int
     after: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockShape:
+    """How a decoder makes samples that depend on nothing that comes later: by blocks of `block` frames, each decoded
+    after the last `context` frames before it. The samples of a frame begin at `hop` times its number in what is decoded
+    at once; the last ones may be missing until the next frame is there."""
+
+    hop: int
+    block: int
+    context: int
+
+
+@dataclass(frozen=True)
+class WholeShape:
+    """How a decoder makes samples that depend on all frames."""
+
+
+DecoderShape = FrameShape | BlockShape | WholeShape
 
 
 class Adapter:
@@ -130,7 +149,7 @@ class Adapter:
         """Call the model, and emit arrays as they are written: rows of all of them belong together."""
         raise NotImplementedError
 
-    def frame_shape(self, parts: Parts) -> FrameShape:
+    def frame_shape(self, parts: Parts) -> DecoderShape:
         """Of the decoder, which is `parts.beside`."""
         raise NotImplementedError
 
@@ -168,7 +187,7 @@ class GenerateFamily:
     bounds: what those of them may be that are not named after a field of SamplingParams.
     merge: as in `base.Family`; nothing yet, and `unmerged_because` says why.
     warmup: the parameters of the generation that is made before the first request.
-    graph: the stages that its models can be split into; see `Writer` and `Decoder` for what an adapter does then.
+    graph: the stages that its models can be split into; see `Adapter` for what it does then.
     """
 
     name: str

@@ -1,19 +1,21 @@
 """Qwen-Omni: a thinker that reads, sees and hears, and writes; a talker that speaks what it writes; a decoder to sound.
 
-The three are called in one go, by the model's own `generate`. What each of them is told stands apart: the thinker's and
-the talker's arguments have prefixes.
+The three are called in one go, by the model's own `generate`; or each in a stage of its own (`families.omni_parts`).
+What each of them is told stands apart: the thinker's and the talker's arguments have prefixes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import TemplateError
 
 from polymux.errors import InvalidRequestError
+from polymux.families import omni_parts
 from polymux.families.chat import (
     WRITING,
     ChatAdapter,
@@ -21,13 +23,15 @@ from polymux.families.chat import (
     ChatFamily,
     Hooks,
     Question,
+    Tensors,
     check_marks,
     drawing,
     ends_of,
     room_for,
     templated,
 )
-from polymux.families.generate import Parts
+from polymux.families.generate import BlockShape, DecoderShape, Parts, WholeShape
+from polymux.families.graph import Arrays, Edge, Graph, HandOff, StageDeclaration, as_it_is
 from polymux.media.film import at_rate
 from polymux.media.image import flat
 from polymux.request import Bounds, Modality, SamplingParams
@@ -85,8 +89,27 @@ class OmniAdapter(ChatAdapter):
         )
 
     def answer(self, parts: Parts, call: ChatCall, hooks: Hooks) -> Any:
+        if call.speech_steps is not None:
+            omni_parts.refuse_wordless(parts.model)
+            self.refuse_silence(parts.model)
         made = parts.model.generate(**call.arguments, **hooks.named("thinker_"))
         return made[1].reshape(-1) if call.speech_steps is not None else None
+
+    def think(self, parts: Parts, call: ChatCall, hooks: Hooks) -> Tensors | None:
+        words = self.words(parts, call.arguments.get("speaker"))
+        return omni_parts.think(parts, call, hooks, self.layer(parts), words)
+
+    def refuse_silence(self, model: Any) -> None:
+        """Have a session's own model raise GenerationError where there are no codes to decode."""
+        raise NotImplementedError
+
+    def layer(self, parts: Parts) -> int:
+        """Whose output of the thinker's the talker gets: an index into `hidden_states`."""
+        raise NotImplementedError
+
+    def words(self, parts: Parts, voice: str | None) -> tuple[int, ...]:
+        """Tokens of text whose embeddings the talker puts in by itself. No voice: it will not speak."""
+        raise NotImplementedError
 
     def check_question(self, parts: Parts, question: Question) -> None:
         """Raises InvalidRequestError for what the model cannot do."""
@@ -177,12 +200,54 @@ class Omni25Adapter(OmniAdapter):
             return {"generation_mode": "text"}
         talker = parts.model.talker
         ends = [talker.codec_pad_token, talker.codec_eos_token]
-        given = {"speaker": question.voice, "talker_eos_token_id": ends}
+        config = parts.model.config
+        codes, known = config.token2wav_config.dit_config.num_embeds, config.talker_config.vocab_size
+        # What means no sound: its own `generate` would look it up among the sounds, and end the device's work.
+        never = [[code] for code in range(codes, known) if code not in ends]
+        given = {"speaker": question.voice, "talker_eos_token_id": ends, "talker_bad_words_ids": never}
         return given | question.params.extra_args | {_MOST: self.speech_steps(parts, question)}
 
     def samples_per_step(self, parts: Parts) -> int:
         mel = math.prod(parts.model.token2wav.code2wav_bigvgan_model.config.upsample_rates)
         return int(parts.model.token2wav.code2wav_dit_model.config.repeats * mel)
+
+    def refuse_silence(self, model: Any) -> None:
+        omni_parts.refuse_no_codes(model.token2wav)
+
+    def layer(self, parts: Parts) -> int:
+        return -1
+
+    def words(self, parts: Parts, voice: str | None) -> tuple[int, ...]:
+        if voice is None:
+            return ()
+        talker = parts.model.talker
+        return int(parts.model.speaker_map[voice]["bos_token"]), talker.text_eos_token, talker.text_pad_token
+
+    def talk(self, parts: Parts, question: Question, thoughts: Tensors, emit: Callable[[Tensors], None]) -> None:
+        decoder = ("token2wav", omni_parts.WholeSpeech(emit))
+        omni_parts.talk(parts, thoughts, 1, decoder, self.speech(parts, question))
+
+    def empty_thoughts(self, parts: Parts) -> Tensors:
+        like = next(parts.model.talker.parameters())
+        words = self.words(parts, self.voices(parts)[0])
+        return omni_parts.empty_thoughts(
+            [0] * sum(omni_parts.SMALL), words, like, parts.model.talker.config.embedding_size
+        )
+
+    def frame_shape(self, parts: Parts) -> DecoderShape:
+        return WholeShape()
+
+    def silence(self, parts: Parts) -> Arrays:
+        voice = parts.model.speaker_map[self.voices(parts)[0]]
+        given = {"conditioning": voice["cond"].numpy(), "reference_mel": voice["ref_mel"].numpy()}
+        return {"codes": np.zeros((1, 4), np.int64), **given}
+
+    def decode(self, parts: Parts, arrays: Arrays) -> Any:
+        how = {name: value.item() for name, value in arrays.items() if value.ndim == 0}
+        given = {name: value for name, value in arrays.items() if value.ndim}
+        if "num_steps" in how:
+            how["num_steps"] = int(how["num_steps"])
+        return parts.beside(given.pop("codes"), **given, **how).reshape(-1)
 
 
 class Omni3Adapter(OmniAdapter):
@@ -207,6 +272,38 @@ class Omni3Adapter(OmniAdapter):
     def samples_per_step(self, parts: Parts) -> int:
         return int(parts.model.code2wav.total_upsample)
 
+    def refuse_silence(self, model: Any) -> None:
+        omni_parts.refuse_no_frames(model.talker)
+
+    def layer(self, parts: Parts) -> int:
+        return int(parts.model.config.talker_config.accept_hidden_layer)
+
+    def words(self, parts: Parts, voice: str | None) -> tuple[int, ...]:
+        config = parts.model.config
+        return config.tts_bos_token_id, config.tts_eos_token_id, config.tts_pad_token_id
+
+    def talk(self, parts: Parts, question: Question, thoughts: Tensors, emit: Callable[[Tensors], None]) -> None:
+        self.refuse_silence(parts.model)
+        decoder = ("code2wav", omni_parts.Frames(parts.model.talker, emit))
+        omni_parts.talk(parts, thoughts, self.layer(parts), decoder, self.speech(parts, question))
+
+    def empty_thoughts(self, parts: Parts) -> Tensors:
+        config, like = parts.model.config, next(parts.model.talker.parameters())
+        turns = [config.im_start_token_id, config.user_token_id, config.im_start_token_id, config.assistant_token_id]
+        tokens = [*turns, *[config.im_start_token_id] * omni_parts.SMALL[1]]
+        return omni_parts.empty_thoughts(
+            tokens, self.words(parts, None), like, config.talker_config.thinker_hidden_size
+        )
+
+    def frame_shape(self, parts: Parts) -> DecoderShape:
+        return BlockShape(hop=self.samples_per_step(parts), block=300, context=25)  # as its own `generate` has it
+
+    def silence(self, parts: Parts) -> Arrays:
+        return {"codes": np.zeros((parts.beside.config.num_quantizers, 4), np.int64)}
+
+    def decode(self, parts: Parts, arrays: Arrays) -> Any:
+        return parts.beside(arrays["codes"][None])[0].float()
+
 
 def _default_first(names: Sequence[str] | dict[str, Any], default: str) -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: (name != default, name)))
@@ -226,6 +323,22 @@ _SHARED: dict[str, Any] = {
     "heads_merged": tuple(f"{name}.forward" for name in _HEADS),
 }
 
+
+def _graph(decoder: str, hand_off: HandOff, draws: bool) -> Graph:
+    """`draws`: the decoder begins with noise."""
+    return Graph(
+        stages=(
+            StageDeclaration(name="thinker", does="think", part="thinker"),
+            StageDeclaration(name="talker", does="talk", part="talker"),
+            StageDeclaration(name=decoder, does="decode", part=decoder),
+        ),
+        edges=(
+            Edge(source=0, target=1, hand_off=as_it_is, random=True),
+            Edge(source=1, target=2, hand_off=hand_off, random=draws),
+        ),
+    )
+
+
 QWEN25_OMNI = ChatFamily(
     name="qwen2.5-omni",
     models=("Qwen2_5OmniForConditionalGeneration",),
@@ -243,6 +356,7 @@ QWEN25_OMNI = ChatFamily(
         "token2wav_sway_coefficient": Bounds(-1, 1.75),  # beyond, time would run backwards
     },
     warmup=SamplingParams(seed=0, max_new_tokens=2),
+    graph=_graph("token2wav", as_it_is, draws=True),
     **_SHARED,
 )  # fmt: skip
 
@@ -256,6 +370,7 @@ QWEN3_OMNI = ChatFamily(
     sees_at=Omni3Adapter.sees_at,
     extra=_TALKER,
     warmup=SamplingParams(seed=0, max_new_tokens=2),
+    graph=_graph("code2wav", omni_parts.frames_of, draws=False),
     **_SHARED,
 )
 

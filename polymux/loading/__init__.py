@@ -2,7 +2,7 @@
 
 from polymux.loading.cached import CachedLoader
 from polymux.loading.dtypes import auto_dtype
-from polymux.loading.generate import load_beside, load_parts
+from polymux.loading.generate import load_decoder, load_parts, part_of
 from polymux.loading.layout import model_class_in
 from polymux.loading.pipeline import load_pipeline
 from polymux.loading.sliced import Ranks, SlicedLoader
@@ -13,9 +13,10 @@ __all__ = [
     "Ranks",
     "SlicedLoader",
     "auto_dtype",
-    "load_beside",
+    "load_decoder",
     "load_parts",
     "load_pipeline",
     "model_class_in",
+    "part_of",
     "resolve",
 ]

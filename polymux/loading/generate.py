@@ -10,6 +10,7 @@ import inspect
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from polymux.loading.index import read_json
 from polymux.loading.layout import CONFIG, declared_model, model_class_in
 from polymux.loading.libraries import quiet, reading
 from polymux.loading.options import LoadFlags, parse_options
+from polymux.loading.partial import load_part
 from polymux.loading.source import fetch_model, resolve
 from polymux.media.wire import Array
 
@@ -56,11 +58,7 @@ def load_parts(config: EngineConfig, device: torch.device) -> tuple[GenerateFami
     check_settings(config, family)
     dtype = auto_dtype("fp32" if family.precise and config.model.dtype == "auto" else config.model.dtype, device)
     with quiet():
-        part = Part("model", _class(name), folder, plain=isinstance(family, ChatFamily) and family.plain_loading)
-        model = load_model(part, part.weights(options.flags), device, dtype, options.flags)
-        if isinstance(family, ChatFamily):
-            with reading(f"{folder}: {name}"):
-                family.adapter.complete(model, str(folder))
+        model = _whole_or_part(config, family, Part("model", _class(name), folder), device, dtype, options.flags)
         if config.stages.split_stages:
             beside = _beside_in_name(config, family, folder)
         else:
@@ -76,6 +74,27 @@ def load_parts(config: EngineConfig, device: torch.device) -> tuple[GenerateFami
         raise CheckpointError(f"{folder}: {lacks}")
     logger.info("loaded %s from %s in %.1f s", name, folder, time.perf_counter() - start)
     return family, parts
+
+
+def _whole_or_part(
+    config: EngineConfig, family: GenerateFamily, part: Part, device: torch.device, dtype: torch.dtype, flags: LoadFlags
+) -> torch.nn.Module:
+    """The model; of one that is cut inside, what this stage has of it."""
+    part = replace(part, plain=isinstance(family, ChatFamily) and family.plain_loading)
+    kept = part_of(config, family)
+    if kept is not None and family.graph is not None:
+        model = load_part(part, family.graph.children, kept, device, dtype, flags)
+    else:
+        model = load_model(part, part.weights(flags), device, dtype, flags)
+    if isinstance(family, ChatFamily):
+        with reading(f"{part.folder}: {part.cls.__name__}"):
+            family.adapter.complete(model, str(part.folder))
+    return model
+
+
+def part_of(config: EngineConfig, family: GenerateFamily) -> str | None:
+    """The child of the model that this stage has; None: it has the model, or what is beside it."""
+    return family.graph.stages[config.stage].part if config.stages.split_stages and family.graph is not None else None
 
 
 def check_settings(config: EngineConfig, family: GenerateFamily) -> None:
@@ -140,18 +159,25 @@ def _beside_in_name(config: EngineConfig, family: GenerateFamily, folder: Path) 
     return made
 
 
-def load_beside(config: EngineConfig, device: torch.device) -> tuple[GenerateFamily, Parts]:
-    """Only what is beside the model: the part that makes the sound. Raises CheckpointError, ConfigError."""
+def load_decoder(config: EngineConfig, device: torch.device) -> tuple[GenerateFamily, Parts]:
+    """Only the part that makes the sound, which is beside the model or in it. Raises CheckpointError, ConfigError."""
     start = time.perf_counter()
     options = parse_options(config.model.diffusers_load_kwargs)
     folder = resolve(config.model)
     name, family = declared_model(folder, str(folder))
     check_settings(config, family)
     dtype = auto_dtype("fp32" if family.precise and config.model.dtype == "auto" else config.model.dtype, device)
+    kept = part_of(config, family)
     with quiet():
-        beside = _beside(config, family, folder, device, dtype, options.flags)
+        if kept is None:
+            parts = Parts(
+                model=None, processor=None, beside=_beside(config, family, folder, device, dtype, options.flags)
+            )
+        else:
+            model = _whole_or_part(config, family, Part("model", _class(name), folder), device, dtype, options.flags)
+            parts = Parts(model=model, processor=None, beside=getattr(model, kept))
     logger.info("loaded what makes the sound of %s in %.1f s", name, time.perf_counter() - start)
-    return family, Parts(model=None, processor=None, beside=beside)
+    return family, parts
 
 
 def _place_beside(config: EngineConfig, family: GenerateFamily, folder: Path) -> Path:

@@ -80,7 +80,7 @@ def _settled(stages: StageConfig, deploy: Deploy) -> StageConfig:
 
 
 def _stage(general: EngineConfig, graph: Graph, number: int, said: StageDeploy | None) -> StagePlan:
-    name, writes = graph.stages[number].name, graph.stages[number].does == "write"
+    name, writes = graph.stages[number].name, graph.stages[number].does != "decode"
     config = replace(general, stage=number)
     if said is None:
         return StagePlan(name, config, writes)

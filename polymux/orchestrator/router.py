@@ -32,6 +32,9 @@ from polymux.request import (
     TextPiece,
 )
 
+_TOKENS = ("text_tokens", "prompt_tokens", "completion_tokens", "audio_tokens")
+_ADDED = ("encode", "denoise", "decode", "steps", *_TOKENS)
+
 
 class Router:
     """Between the requests and the stages of one model, which are in the order of the way."""
@@ -132,14 +135,14 @@ class Router:
         request = ticket.request
         outputs = 1 if request.sampling is not None else request.params.num_outputs_per_prompt
         leg = Leg(replica.send, outputs, more_to_come=replica.stage > 0)
-        ticket.legs[replica.stage] = leg
+        ticket.legs[replica.stage], ticket.reached = leg, replica.stage
         replica.hold(request.request_id, leg)
 
     def _let_go(self, ticket: Ticket, replica: Replica) -> None:
         replica.let_go(ticket.request_id)
         if (leg := ticket.legs.pop(replica.stage, None)) is not None and replica.stage < len(self._stages) - 1:
             ticket.past[replica.stage] = leg
-        last = ticket.done.get(len(self._stages) - 1)
+        last = ticket.done.get(ticket.reached)  # not always the last one of the model: a stage may hand on nothing
         if last is not None and not ticket.legs:
             self._tickets.end(ticket, last if len(self._stages) == 1 else _together(ticket))
         self._tickets.release(ticket)
@@ -156,12 +159,10 @@ class Router:
 
 
 def _together(ticket: Ticket) -> Finished:
-    """The output of the last stage, with the work of all of them and the seeds of the first."""
+    """The output of the last stage, with the work of all of them, and the seeds and the text of the first."""
     ends = [ticket.done[stage] for stage in sorted(ticket.done)]
-    added = {
-        name: sum(getattr(end.metrics, name) for end in ends)
-        for name in ("encode", "denoise", "decode", "steps", "text_tokens")
-    }
+    added = {name: sum(getattr(end.metrics, name) for end in ends) for name in _ADDED}
     total = time.monotonic() - ticket.admitted
     metrics = RequestMetrics(queue=ends[0].metrics.queue, total=total, **added)
-    return replace(ends[-1], seeds=ends[0].seeds, metrics=metrics)
+    cut = next((end.finish_reason for end in ends if end.finish_reason == "length"), ends[0].finish_reason)
+    return replace(ends[-1], seeds=ends[0].seeds, text=ends[0].text, finish_reason=cut, metrics=metrics)

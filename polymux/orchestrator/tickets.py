@@ -31,6 +31,7 @@ class Ticket:
         self.begun: list[OutputChunk] = []  # of each array that comes in parts, what it is, without the rows
         self.legs: dict[int, Leg] = {}  # by stage, as long as the stage holds it
         self.past: dict[int, Leg] = {}  # by stage, of those that have let go of it, and may hold what they handed on
+        self.reached = 0  # the furthest stage that it has come to
         self.done: dict[int, Finished] = {}  # by stage, what those said at their end that have ended
         self._events: asyncio.Queue[News | Finished | PolymuxError] = asyncio.Queue()
 

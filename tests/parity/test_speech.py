@@ -95,7 +95,10 @@ def musicgen(path: Path, text: str, params: dict[str, Any]) -> torch.Tensor:
 
 
 def vibevoice(path: Path, text: str, params: dict[str, Any]) -> torch.Tensor:
-    model, processor = T.VibeVoiceForConditionalGeneration.from_pretrained(path), T.VibeVoiceProcessor.from_pretrained(path)
+    model, processor = (
+        T.VibeVoiceForConditionalGeneration.from_pretrained(path),
+        T.VibeVoiceProcessor.from_pretrained(path),
+    )
     turn = {"role": "2", "content": [{"type": "text", "text": text}]}
     inputs = processor.apply_chat_template([turn], tokenize=True, return_dict=True, return_tensors="pt")
     torch.manual_seed(SEED)
@@ -103,7 +106,10 @@ def vibevoice(path: Path, text: str, params: dict[str, Any]) -> torch.Tensor:
 
 
 def pocket_tts(path: Path, text: str, params: dict[str, Any]) -> torch.Tensor:
-    model, processor = T.PocketTTSForConditionalGeneration.from_pretrained(path), T.PocketTTSProcessor.from_pretrained(path)
+    model, processor = (
+        T.PocketTTSForConditionalGeneration.from_pretrained(path),
+        T.PocketTTSProcessor.from_pretrained(path),
+    )
     processor.audio_tokenizer = T.PocketTTSAudioTokenizerModel.from_pretrained(path / "audio_tokenizer")
     turn = {"role": "user", "content": [{"type": "text", "text": text}]}
     inputs = processor(text=[processor.apply_chat_template([turn], tokenize=False)], return_tensors="pt")

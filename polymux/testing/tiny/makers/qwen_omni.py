@@ -102,9 +102,19 @@ def qwen25_omni(ctx: Ctx) -> list[Saveable]:
     )
     model = filled(ctx, T.Qwen2_5OmniForConditionalGeneration(config))
     model.token2wav.float()
+    _never_pick(model.talker, [i for i in range(codes, codes + 8) if i != codes + 2])
     processor = _omni_processor(T.Qwen2_5OmniProcessor, tok, OMNI_CHAT, 14)
     first_tokens = {"Chelsie": ids("<tts_text_bos>"), "Ethan": ids("<tts_pad>")}
     return [model, *processor, Files(lambda path: _speakers(path, ctx, first_tokens))]
+
+
+@torch.no_grad()
+def _never_pick(talker: T.Qwen2_5OmniTalkerForConditionalGeneration, ids: list[int]) -> None:
+    """As a trained talker never writes codes that mean no sound. One feature is always on, and speaks against them."""
+    talker.thinker_to_talker_proj.bias[0] = 8.0
+    talker.codec_head.weight[:, 0] = 0.0
+    talker.codec_head.weight[ids] = 0.0
+    talker.codec_head.weight[ids, 0] = -50.0
 
 
 def _speakers(path: Path, ctx: Ctx, first_tokens: dict[str, int]) -> None:
