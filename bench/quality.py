@@ -5,10 +5,13 @@
 
 A setting is a method of quantization (fp8, int8, int4, nf4, fp4) or a JSON object with any of `Omni`'s arguments, such
 as '{"diffusion_quantization_config": {"transformer": {"method": "int8", "activation_scheme": "dynamic"}}}'. The plain
-engine runs first, then one engine for each setting, with the same requests one after the other, in two rounds. PSNR in
-dB and SSIM are of the worst output. "weights" are the bytes of all components, "peak" is the device memory that was in
-use at most while they ran; "ratio" is the plain engine's seconds over the setting's, of the better round; on a CPU, of
-the time that the process has had it. LPIPS is left out: no package ships all the weights that it needs.
+engine runs first, then one engine for each setting, with the same requests one after the other, in two rounds. Its key
+"sampling" holds fields of a request instead, such as '{"sampling": {"num_inference_steps": 8}}'. --scored N: also how
+many of N held-out prompts of the demo model come out wholly right, of one thing and of two, by training's checker.
+
+PSNR in dB and SSIM are of the worst output. "weights" are the bytes of all components, "peak" is the device memory that
+was in use at most while they ran; "ratio" is the plain engine's seconds over the setting's, of the better round; on a
+CPU, of the time that the process has had it. LPIPS is left out: no package ships all the weights that it needs.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import numpy as np
 import torch
 from real_size import MODELS, make_model
 from report import Clock, Table, save
+from scored import KINDS, share_right
 from torch.nn import functional as F
 
 from polymux.config import EngineConfig
@@ -45,12 +49,14 @@ class Result:
     weights: float  # MiB
     peak: float  # MiB
     quantized: dict[str, str]
+    right: dict[str, float]  # the share of held-out prompts, by kind
 
 
-def generate(engine: DiffusionEngine, prompt: str, args: argparse.Namespace) -> Array:
+def generate(engine: DiffusionEngine, prompt: str, args: argparse.Namespace, sampling: dict[str, Any]) -> Array:
     sizes = {"height": args.size, "width": args.size} if args.size else {}
     frames = {"num_frames": args.frames} if args.frames else {}
-    params = OmniDiffusionSamplingParams(num_inference_steps=args.steps, seed=1, output_type="np", **sizes, **frames)
+    asked = {"num_inference_steps": args.steps, **sizes, **frames, **sampling}
+    params = OmniDiffusionSamplingParams(seed=1, output_type="np", **asked)
     engine.add(Request(request_id="a", prompt=prompt, params=params))
     events: list[Event] = []
     while engine.busy:
@@ -65,20 +71,23 @@ def generate(engine: DiffusionEngine, prompt: str, args: argparse.Namespace) -> 
 def measure(settings: dict[str, Any], args: argparse.Namespace) -> Result:
     """All requests in an engine of its own, which is gone afterwards."""
     load = {"load_format": "dummy"} if args.dummy else {}
+    sampling = settings.pop("sampling", {})
     engine = DiffusionEngine.load(EngineConfig.from_flat(model=args.model, warmup=False, **load, **settings))
     clock = Clock(engine.device)
     now = time.process_time if engine.device.type == "cpu" else time.perf_counter
-    generate(engine, PROMPTS[0], args)  # warms up
+    generate(engine, PROMPTS[0], args, sampling)  # warms up
     clock.reset_peak()
     best, outputs = math.inf, []
     for _ in range(2):
         clock.sync()
         start = now()
-        outputs = [generate(engine, prompt, args) for prompt in PROMPTS[: args.prompts]]
+        outputs = [generate(engine, prompt, args, sampling) for prompt in PROMPTS[: args.prompts]]
         clock.sync()
         best = min(best, now() - start)
     tensors = {id(t): t.nbytes for c in engine.components for t in (*c.module.parameters(), *c.module.buffers())}
-    result = Result(outputs, best, sum(tensors.values()) / 2**20, clock.peak * 2**10, dict(engine.described.quantized))
+    peak, quantized = clock.peak * 2**10, dict(engine.described.quantized)
+    right = share_right(engine, args.scored, sampling) if args.scored else {}
+    result = Result(outputs, best, sum(tensors.values()) / 2**20, peak, quantized, right)
     engine.close()
     del engine
     gc.collect()
@@ -122,6 +131,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4, choices=range(1, 5))
     parser.add_argument("--size", type=int, default=256, help="0: the pipeline's own")
     parser.add_argument("--frames", type=int, default=0, help="of a video; 0: the pipeline's own")
+    parser.add_argument("--scored", type=int, default=0, help="held-out prompts of each kind, for the demo model")
     parser.add_argument("--dummy", action="store_true", help="random weights: memory and time are those of the model")
     parser.add_argument(
         "--real-size", choices=sorted(MODELS), help="in place of a model: its size, with random weights"
@@ -135,8 +145,9 @@ def main() -> None:
 
 def compare(args: argparse.Namespace) -> None:
     plain = measure({}, args)
-    table = Table("Quality", ("setting", "what runs", "PSNR", "SSIM", "weights MiB", "peak MiB", "ratio"))
-    table.add(setting="plain", weights_MiB=plain.weights, peak_MiB=plain.peak, ratio=1.0)
+    columns = ("setting", "what runs", "PSNR", "SSIM", "weights MiB", "peak MiB", "ratio")
+    table = Table("Quality", (*columns, *(KINDS if args.scored else ())))
+    table.add(setting="plain", weights_MiB=plain.weights, peak_MiB=plain.peak, ratio=1.0, **plain.right)
     for text in args.settings:
         made = measure(settings_of(text), args)
         pairs = list(zip(made.outputs, plain.outputs, strict=True))
@@ -149,6 +160,7 @@ def compare(args: argparse.Namespace) -> None:
             weights_MiB=made.weights,
             peak_MiB=made.peak,
             ratio=plain.seconds / made.seconds,
+            **made.right,
         )
     save("quality.json", [table], model=args.real_size or args.model, steps=args.steps, size=args.size)
 
