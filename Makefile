@@ -12,13 +12,14 @@ INSTALLED := .venv/.installed
 .venv: $(INSTALLED)
 
 # torchvision only serves image and video processors. Its wheel is linked to CUDA: --no-deps keeps it from replacing a
-# CPU build of torch, and the second line lets it import beside one.
+# CPU build of torch, and the second line lets it import beside one. xgrammar wants triton, which only a GPU needs.
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "installing into .venv, which takes a minute or two"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	$(BIN)/pip install -q -c constraints.txt --no-deps torchvision
 	$(BIN)/python -m polymux.testing.torchvision_cpu install
+	$(BIN)/pip install -q -c constraints.txt --no-deps xgrammar apache-tvm-ffi
 	touch $@
 
 demo: $(INSTALLED)

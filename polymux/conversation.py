@@ -11,11 +11,12 @@ from typing import Any
 from polymux.config import LimitsConfig
 from polymux.errors import InvalidRequestError
 from polymux.request import ArrayData, Capabilities, ImageData, Media, Message, Part, Request
+from polymux.tools import arguments_of, check_tools
 
 KINDS = ("image", "video", "audio")  # of media, in the order in which those of a bare prompt are shown
 FIELD = "messages"
 _WORDS = {"image": "pictures", "video": "videos", "audio": "sounds"}
-_ROLES = ("system", "user", "assistant")
+_ROLES = ("system", "user", "assistant", "tool")
 _SOUNDS = ("float16", "float32", "float64", "int16")
 _MAX_FPS = 1000
 
@@ -38,17 +39,18 @@ def check_conversation(request: Request, capabilities: Capabilities, limits: Lim
     if request.messages and request.prompt is not None:
         raise InvalidRequestError("prompt: cannot be combined with messages", param="prompt")
     _check_messages(request, limits)
+    _check_tools(request, capabilities)
     _check_media(request, capabilities)
     _check_answer(request, capabilities)
 
 
 def _check_messages(request: Request, limits: LimitsConfig) -> None:
     messages = conversation_of(request)
-    if not all(isinstance(one, Message) and one.role in _ROLES and one.parts for one in messages):
+    if not all(isinstance(m, Message) and m.role in _ROLES and (m.parts or m.tool_calls) for m in messages):
         raise InvalidRequestError("messages: each must have a role and parts", param=FIELD)
     name = FIELD if request.messages else "prompt"
-    if messages[-1].role != "user":
-        raise InvalidRequestError("messages: the last one must be the user's", param=FIELD)
+    if messages[-1].role not in ("user", "tool"):
+        raise InvalidRequestError("messages: the last one must be the user's, or a tool's", param=FIELD)
     texts = [part.text for one in messages for part in one.parts if part.kind == "text"]
     length = sum(map(len, texts))
     if length > limits.max_prompt_length:
@@ -56,8 +58,47 @@ def _check_messages(request: Request, limits: LimitsConfig) -> None:
         raise InvalidRequestError(f"{name} has {length} characters: {allowed}", param=name)
     if any("\ud800" <= sign <= "\udfff" for text in texts for sign in text):
         raise InvalidRequestError(f"{name} is not valid Unicode: it holds a lone surrogate", param=name)
-    if all(part.kind == "text" and not part.text.strip() for part in messages[-1].parts):
+    last = messages[-1]
+    if last.role == "user" and all(part.kind == "text" and not part.text.strip() for part in last.parts):
         raise InvalidRequestError(f"{name} is empty: the user's last message says nothing", param=name)
+
+
+def _check_tools(request: Request, capabilities: Capabilities) -> None:
+    """Whether the tools may be offered; and whether the results in the messages are those of calls before them."""
+    used = request.tools is not None or any(m.tool_calls or m.role == "tool" for m in request.messages)
+    if used and capabilities.tool_calls is None:
+        what = f"the chat template of this {capabilities.pipeline} takes none, or shows calls in an unknown way"
+        raise InvalidRequestError(f"tools: {what}", param="tools")
+    open_calls = set[str]()
+    for i, message in enumerate(request.messages):
+        name = f"{FIELD}.{i}"
+        if message.role == "tool":
+            if message.tool_call_id not in open_calls:
+                what = "must be the id of a call in a message before it, which has no result yet"
+                raise InvalidRequestError(f"{name}.tool_call_id={message.tool_call_id!r:.80}: {what}", param=name)
+            open_calls.discard(message.tool_call_id)
+        elif open_calls:
+            raise _without_result(name, open_calls)
+        for call in message.tool_calls:
+            arguments_of(call, f"{name}.tool_calls")
+            open_calls.add(call.id)
+    if open_calls:
+        raise _without_result(FIELD, open_calls)
+    if request.tools is None:
+        return
+    check_tools(request.tools)
+    if request.tools.constrains and "json_schema" not in capabilities.arguments:
+        why = capabilities.refused.get("json_schema", f"{capabilities.pipeline} cannot be held to calls")
+        raise InvalidRequestError(f"tools: strict ones, and tool_choice: {why}", param="tools")
+    if request.sampling is not None and request.sampling.json_schema is not None:
+        raise InvalidRequestError("json_schema: cannot be combined with tools", param="json_schema")
+    if speaks(request):
+        raise InvalidRequestError("tools: cannot be combined with audio, which would speak the calls", param="tools")
+
+
+def _without_result(name: str, open_calls: set[str]) -> InvalidRequestError:
+    what = f"the call {min(open_calls)!r:.80} has no result: one message of a tool for each call comes first"
+    return InvalidRequestError(f"{name}: {what}", param=name)
 
 
 def _check_media(request: Request, capabilities: Capabilities) -> None:

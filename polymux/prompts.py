@@ -17,6 +17,7 @@ from polymux.errors import InvalidRequestError
 from polymux.media.wire import Array, to_wire
 from polymux.request import Media, Message, Modality, OmniDiffusionSamplingParams, Part, Request, SamplingParams
 from polymux.sampling import REFERENCE
+from polymux.tools import ToolCall, ToolUse
 
 # A picture; frames or sound; sound with its samples, or frames with their number, per second.
 Medium = Image.Image | Array | tuple[Array, int] | tuple[Array, float]
@@ -30,6 +31,7 @@ class OmniPrompt(TypedDict, total=False):
     multi_modal_data: dict[str, Medium | Sequence[Medium]]
     messages: Sequence[dict[str, Any]]  # a conversation, in place of a prompt: role and content; see docs/chat.md
     modalities: Sequence[Modality]  # of the answer: text, or text and audio
+    tools: ToolUse  # functions that the answer may call
 
 
 Prompt = str | OmniPrompt
@@ -73,6 +75,7 @@ def request_of(prompt: Prompt, params: Params | None, request_id: str, partial_i
         generator_state=None if params.generator is None else _state_of(params.generator),
         messages=messages,
         modalities=_modalities(fields.get("modalities") or ()),
+        tools=_tools(fields.get("tools")),
     )
 
 
@@ -95,6 +98,12 @@ def _modalities(given: Any) -> tuple[Modality, ...]:
     raise InvalidRequestError(f"modalities={reprlib.repr(given)}: must be a list of strings", param="modalities")
 
 
+def _tools(given: Any) -> ToolUse | None:
+    if given is None or isinstance(given, ToolUse):
+        return given
+    raise InvalidRequestError(f"tools is a {type(given).__name__}: must be a polymux.tools.ToolUse", param="tools")
+
+
 def _conversation(fields: OmniPrompt) -> tuple[list[Message], dict[str, Medium | Sequence[Medium]]]:
     """The messages, and what they show, by kind, in their order."""
     given, shown = fields.get("messages"), dict[str, list[Any]]()
@@ -111,11 +120,30 @@ def _conversation(fields: OmniPrompt) -> tuple[list[Message], dict[str, Medium |
 
 def _message(name: str, given: Any, shown: dict[str, list[Any]]) -> Message:
     match given:
-        case {"role": "system" | "user" | "assistant" as role, "content": str() as text, **rest} if not rest:
-            return Message(role, [Part("text", text)])
-        case {"role": "system" | "user" | "assistant" as role, "content": list() as content, **rest} if not rest:
-            return Message(role, [_part(f"{name}.content.{i}", one, shown) for i, one in enumerate(content)])
-    what = 'must be {"role": "system", "user" or "assistant", "content": a string or a list of parts}'
+        case {"role": "system" | "user" | "assistant" as role, "content": str() | list() as content, **rest} if (
+            not rest
+        ):
+            return Message(role, _parts(name, content, shown))
+        case {"role": "tool", "content": str() | list() as content, "tool_call_id": str() as call, **rest} if not rest:
+            return Message("tool", _parts(name, content, shown), tool_call_id=call)
+        case {"role": "assistant", "tool_calls": list() as calls, **rest} if calls and set(rest) <= {"content"}:
+            made = [_tool_call(f"{name}.tool_calls.{i}", one) for i, one in enumerate(calls)]
+            return Message("assistant", _parts(name, rest.get("content") or [], shown), made)
+    what = 'must be {"role": "system", "user", "assistant" or "tool", "content": a string or a list of parts}'
+    raise InvalidRequestError(f"{name}: {what}; a tool's has a tool_call_id", param=name)
+
+
+def _parts(name: str, content: Any, shown: dict[str, list[Any]]) -> list[Part]:
+    if isinstance(content, str):
+        return [Part("text", content)]
+    return [_part(f"{name}.content.{i}", one, shown) for i, one in enumerate(content)]
+
+
+def _tool_call(name: str, given: Any) -> ToolCall:
+    match given:
+        case {"id": str() as id_, "function": {"name": str() as function, "arguments": str() as arguments}}:
+            return ToolCall(id_, function, arguments)
+    what = 'must be {"id": ..., "type": "function", "function": {"name": ..., "arguments": JSON}}'
     raise InvalidRequestError(f"{name}: {what}", param=name)
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from polymux.errors import ErrorInfo
 from polymux.parcel import Chunk, Consumed
+from polymux.tools import CallFormat, ToolCall, ToolUse
 
 Modality = Literal["image", "video", "audio", "text"]
 FinishReason = Literal["stop", "length"]
@@ -91,6 +92,7 @@ class SamplingParams:
     presence_penalty: float | None = None  # -2..2, of what was written before, once
     stop: tuple[str, ...] | None = None  # texts before which the answer ends
     guidance_scale: float | None = None
+    json_schema: dict[str, Any] | None = None  # the text is JSON that fits it
     extra_args: dict[str, Any] = field(default_factory=dict)  # the model's own further arguments
 
 
@@ -131,8 +133,10 @@ class Part(msgspec.Struct, frozen=True):
 class Message(msgspec.Struct, frozen=True):
     """One turn of a conversation."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     parts: list[Part]
+    tool_calls: list[ToolCall] = []  # that the model made in this turn
+    tool_call_id: str | None = None  # of the call that this is the result of
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +152,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     generator_state: bytes | None = None  # of params.generator, which itself does not travel
     messages: list[Message] = []  # in place of a prompt, for models that answer
     modalities: tuple[Modality, ...] = ()  # of the answer; empty: the model's own
+    tools: ToolUse | None = None  # functions that the answer may call
     session_id: str | None = None  # requests of one session may be kept at one replica
 
 
@@ -341,6 +346,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     frame_interpolation: bool = False  # whether there is a network for it
     samples: bool = False  # takes SamplingParams, in place of those of diffusion
     chats: bool = False  # answers a conversation; `makes` says with what
+    tool_calls: CallFormat | None = None  # how it writes calls of tools; None: its template takes none
     makes: tuple[Modality, ...] = ()  # that an answer may consist of; text comes always
     context: int | None = None  # tokens of a conversation and its answer together, where that is known
     hears_at: int | None = None  # samples per second of the sound that it takes

@@ -13,6 +13,7 @@ from typing import Any
 from polymux.config import LimitsConfig
 from polymux.errors import InvalidRequestError
 from polymux.further_arguments import COLDEST, check_further
+from polymux.json_schema import check_schema
 from polymux.request import (
     ITEM_BYTES,
     ArrayData,
@@ -117,8 +118,8 @@ def check_sampling(params: SamplingParams, capabilities: Capabilities, limits: L
     for name in FIELDS:
         value = getattr(params, name)
         if value is not None and name not in capabilities.arguments:
-            why = f"{capabilities.pipeline} does not take it; it takes {_names(capabilities)}"
-            raise _refuse(name, value, why)
+            own = f"{capabilities.pipeline} does not take it; it takes {_names(capabilities)}"
+            raise _refuse(name, value, capabilities.refused.get(name, own))
     for name, chosen, known in (
         ("voice", params.voice, capabilities.voices),
         ("language", params.language, capabilities.languages),
@@ -137,6 +138,8 @@ def check_sampling(params: SamplingParams, capabilities: Capabilities, limits: L
     _check_integer("max_new_tokens", params.max_new_tokens, 1, capabilities.max_new_tokens or 2**31)
     _check_integer("seed", params.seed, 0, SEEDS - 1)
     _check_stop(params.stop)
+    if params.json_schema is not None:
+        check_schema(params.json_schema, "json_schema")
     _check_drawing(params)
     check_further(params.extra_args, capabilities)
 

@@ -11,15 +11,18 @@ from __future__ import annotations
 import copy
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Any
 
 import torch
+from transformers import LogitsProcessor
 
 from polymux.config import EngineConfig
 from polymux.diffusion.session import Session
 from polymux.engine.chat_inputs import question_of
 from polymux.engine.chat_job import ChatJob, ChatTap, PreparedJob
 from polymux.engine.chat_model import described
+from polymux.engine.constraint import Constrained, Grammars
 from polymux.engine.failure import as_polymux_error
 from polymux.engine.generate_engine import parts_of, sound_of
 from polymux.engine.generate_model import GenerateModel
@@ -42,6 +45,7 @@ class ChatEngine(MergingEngine[PreparedJob]):
         super().__init__(config, model, device)
         # Its own: the thread encodes with the other one meanwhile, and a tokenizer stands only one at a time.
         self.tokenizer = copy.deepcopy(self.family.adapter.tokenizer(model.parts))
+        self._grammars: Grammars | None = None  # of the thread
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inputs")
 
     @property
@@ -66,7 +70,19 @@ class ChatEngine(MergingEngine[PreparedJob]):
         """In the thread."""
         with torch.no_grad():
             question: Question = question_of(request, params, self.answers, self.config.limits.max_audio_seconds)
-            return self.family.adapter.ask(parts, question)
+            return self._held(parts, request, params, self.family.adapter.ask(parts, question))
+
+    def _held(self, parts: Parts, request: Request, params: SamplingParams, call: ChatCall) -> ChatCall:
+        """A call with what its answer must fit. In the thread."""
+        use = request.tools if request.tools is not None and request.tools.constrains else None
+        if use is None and params.json_schema is None:
+            return call
+        if self._grammars is None:
+            vocabulary = parts.model.config.get_text_config().vocab_size
+            self._grammars = Grammars(self.family.adapter.tokenizer(parts), vocabulary)
+        if use is not None:
+            return replace(call, constraint=self._grammars.calls(use, call.ends))
+        return replace(call, constraint=self._grammars.json(params.json_schema or {}, call.ends))
 
     def _admit(self) -> None:
         for job in list(self.jobs.values()):
@@ -83,8 +99,9 @@ class ChatEngine(MergingEngine[PreparedJob]):
 
     def _open(self, job: PreparedJob) -> None:
         assert isinstance(job, ChatJob)
-        session, call, hooks = self._new_session(job), job.call, self._hooks(job)
+        session, call = self._new_session(job), job.call
         assert call is not None
+        hooks = self._hooks(job, call)
         session.tap = ChatTap(self.family.steps, self.family.speech_steps, session.steps, job.speech)
 
         self._start(job, session, lambda own: self._answer(job, own, call, hooks))
@@ -95,10 +112,12 @@ class ChatEngine(MergingEngine[PreparedJob]):
         job.writer.end()
         return None if sound is None else sound_of(sound, self.described.sample_rate or 0)
 
-    def _hooks(self, job: ChatJob) -> Hooks:
+    def _hooks(self, job: ChatJob, call: ChatCall) -> Hooks:
         params = sampling_of(job.request, self.answers)
         frequency, presence = params.frequency_penalty or 0.0, params.presence_penalty or 0.0
-        processors = [Penalties(frequency, presence)] if frequency or presence else []
+        processors: list[LogitsProcessor] = [Penalties(frequency, presence)] if frequency or presence else []
+        if call.constraint is not None:
+            processors.append(Constrained(call.constraint))
         return Hooks(stopping_criteria=[job.writer], logits_processor=processors)
 
     def _done(self, job: PreparedJob, session: Session, result: Any) -> None:

@@ -21,6 +21,7 @@ def question_of(request: Request, params: SamplingParams, capabilities: Capabili
         messages=conversation_of(request),
         params=params,
         bare=not request.messages,
+        tools=() if request.tools is None else request.tools.tools,
         pictures=[picture for item in media.get("image", []) if isinstance(picture := from_wire(item), Image.Image)],
         sounds=[_sound(item, capabilities.hears_at) for item in media.get("audio", []) if isinstance(item, ArrayData)],
         films=[Film(frames=np.asarray(from_wire(item)), fps=item.fps) for item in media.get("video", [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from polymux.config import EngineConfig
+from polymux.engine.constraint import can_constrain
 from polymux.engine.generate_model import GenerateModel
 from polymux.families.chat import ChatFamily
 from polymux.request import Capabilities
@@ -19,13 +20,18 @@ def described(model: GenerateModel, config: EngineConfig) -> Capabilities:
     speaks = "audio" in makes
     arguments = tuple(name for name in family.arguments if speaks or name != "voice")
     extra = tuple(name for name in family.extra if adapter.knows(parts, name))
+    refused = {"partial_images": "there are none of text"}
+    if not can_constrain():
+        arguments = tuple(name for name in arguments if name != "json_schema")
+        refused["json_schema"] = "the server lacks the package xgrammar, which polymux[structured] installs"
     return replace(
         model.describe(config),
         arguments=("prompt", *arguments, *extra),
         extra=extra,
         voices=adapter.voices(parts),
         media=dict(family.takes),
-        refused={"partial_images": "there are none of text"},
+        refused=refused,
+        tool_calls=adapter.tool_calls(parts),
         sample_rate=adapter.sample_rate(parts) if speaks else None,
         chats=True,
         merges=config.scheduler.merge_decoding,

@@ -14,14 +14,16 @@ from typing import Any
 
 from polymux.errors import InvalidRequestError
 from polymux.families.generate import Adapter, GenerateFamily, Parts
+from polymux.families.tool_templates import with_calls
 from polymux.media.audio import Sound
 from polymux.media.wire import Array
 from polymux.request import Message, Modality, SamplingParams
 from polymux.sampling import generation_arguments
+from polymux.tools import CallFormat, Tool
 
 Tensors = Mapping[str, Any]  # of torch
 _PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
-WRITING = ("do_sample", "temperature", "top_k", "top_p", "min_p", *_PENALTIES, "stop", "max_new_tokens")
+WRITING = ("do_sample", "temperature", "top_k", "top_p", "min_p", *_PENALTIES, "stop", "max_new_tokens", "json_schema")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,7 @@ class Question:
 
     messages: Sequence[Message]
     params: SamplingParams
+    tools: Sequence[Tool] = ()  # that the model is shown
     bare: bool = False  # it was a prompt, and not a conversation
     pictures: Sequence[Any] = ()  # PIL
     sounds: Sequence[Sound] = ()  # of one channel, at the model's rate
@@ -55,6 +58,7 @@ class ChatCall:
     prompt_tokens: int
     steps: int
     ends: frozenset[int]
+    constraint: Any = None  # what the text must fit as it is written; whoever runs the model knows its type
     speech_steps: int | None = None  # the most of the speech
 
 
@@ -96,6 +100,10 @@ class ChatAdapter(Adapter):
     def knows(self, parts: Parts, name: str) -> bool:
         """Whether this further argument, one of its family's, means something to this checkpoint."""
         return True
+
+    def tool_calls(self, parts: Parts) -> CallFormat | None:
+        """How this checkpoint writes calls of tools; None if its template takes none, or in a way that is not known."""
+        return None
 
     def complete(self, model: Any, folder: str) -> None:
         """What belongs to a loaded model beside its weights. Raises what reading it raises."""
@@ -189,9 +197,11 @@ def ends_of(*settings: Any) -> frozenset[int]:
     return frozenset()
 
 
-def plain_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """For a template that knows texts alone: the parts of a message are lines."""
-    return [{"role": one.role, "content": "\n".join(part.text for part in one.parts)} for one in messages]
+    return [
+        with_calls(one, {"role": one.role, "content": "\n".join(part.text for part in one.parts)}) for one in messages
+    ]
 
 
 def templated(messages: Sequence[Message]) -> list[dict[str, Any]]:

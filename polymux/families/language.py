@@ -19,7 +19,9 @@ from polymux.families.chat import (
     room_for,
 )
 from polymux.families.generate import Parts
+from polymux.families.tool_templates import call_format, offered
 from polymux.request import Bounds, SamplingParams
+from polymux.tools import CallFormat
 
 ANY = "ForCausalLM"  # how the names of such classes end
 
@@ -36,6 +38,10 @@ class LanguageAdapter(ChatAdapter):
 
     def knows(self, parts: Parts, name: str) -> bool:
         return name in (parts.processor.chat_template or "")
+
+    def tool_calls(self, parts: Parts) -> CallFormat | None:
+        template = parts.processor.chat_template
+        return call_format(template) if isinstance(template, str) else None
 
     def ask(self, parts: Parts, question: Question) -> ChatCall:
         inputs = self._inputs(parts.processor, question)
@@ -66,6 +72,7 @@ class LanguageAdapter(ChatAdapter):
                 tokenize=True,
                 return_dict=True,
                 return_tensors="pt",
+                tools=offered(question.tools),
                 **question.params.extra_args,
             )
         except TemplateError as error:

@@ -16,7 +16,8 @@ from polymux.errors import InvalidRequestError
 from polymux.request import Capabilities
 from polymux.server.body import parse
 from polymux.server.chat_answer import ChatAnswer
-from polymux.server.chat_protocol import ChatCompletion, ChatRequest, StreamOptions
+from polymux.server.chat_fields import StreamOptions
+from polymux.server.chat_protocol import ChatCompletion, ChatRequest
 from polymux.server.chat_request import FIELD, SYSTEM_ARGUMENT, Asked, asked, check_modalities
 from polymux.server.chat_text import answer_with_text
 from polymux.server.chat_text_protocol import TextChatRequest, TextCompletion

@@ -8,56 +8,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_serializer
-from pydantic_core import core_schema
+from pydantic import BaseModel, ConfigDict, Field
 
 from polymux.media.image import ImageFormat
-from polymux.server.protocol import UNION_TAG, Body, EncodingFields, SamplingFields
-
-Nothing = Annotated[tuple[Any, ...], Field(max_length=0)]
-NothingNamed = Annotated[dict[str, Any], Field(max_length=0)]
-
-
-def tag(name: str) -> Tag:
-    return Tag(UNION_TAG + name)
-
-
-def by(key: str, names: str, error: str) -> Discriminator:
-    """Chooses a union's member by the value of `key`."""
-    known = names.split()
-
-    def choose(value: Any) -> str | None:
-        name = value.get(key) if isinstance(value, dict) else getattr(value, key, None)
-        return UNION_TAG + name if isinstance(name, str) and name in known else None
-
-    return Discriminator(choose, custom_error_type="value", custom_error_message=error)
-
-
-def _text_or_parts(value: Any) -> str | None:
-    if isinstance(value, str):
-        return UNION_TAG + "text"
-    return UNION_TAG + "parts" if isinstance(value, (list, tuple)) else None
-
-
-CONTENT = Discriminator(
-    _text_or_parts, custom_error_type="value", custom_error_message="must be a string or a list of parts"
+from polymux.server.chat_fields import (
+    CONTENT,
+    ChatFields,
+    Given,
+    ImagePart,
+    Nothing,
+    SystemMessage,
+    TextFormat,
+    TextPart,
+    by,
+    by_role,
+    tag,
 )
-
-
-class TextPart(Body):
-    type: Literal["text"]
-    text: str
-
-
-class ImageUrl(Body):
-    url: str = Field(description="data: or http(s) URL")
-    detail: Literal["auto"] | None = None
-
-
-class ImagePart(Body):
-    type: Literal["image_url"]
-    image_url: ImageUrl
-
+from polymux.server.protocol import Body, EncodingFields, SamplingFields
 
 Part = Annotated[
     Annotated[TextPart, tag("text")] | Annotated[ImagePart, tag("image_url")],
@@ -66,22 +33,12 @@ Part = Annotated[
 Content = Annotated[
     Annotated[str, tag("text")] | Annotated[Annotated[tuple[Part, ...], Field(min_length=1)], tag("parts")], CONTENT
 ]
-Text = Annotated[
-    Annotated[str, tag("text")] | Annotated[Annotated[tuple[TextPart, ...], Field(min_length=1)], tag("parts")],
-    CONTENT,
-]
 
 
 class UserMessage(Body):
     role: Literal["user"]
     content: Content
     name: str | None = Field(None, description="not shown to the model, which knows no names")
-
-
-class SystemMessage(Body):
-    role: Literal["system", "developer"]
-    content: Text
-    name: str | None = None
 
 
 class AssistantMessage(BaseModel):
@@ -99,53 +56,28 @@ Message = Annotated[
     | Annotated[SystemMessage, tag("system")]
     | Annotated[SystemMessage, tag("developer")]
     | Annotated[AssistantMessage, tag("assistant")],
-    by("role", "user system developer assistant", 'must be an object with the role "user", "assistant" or "system"'),
+    by_role(),
 ]
 
 
-class StreamOptions(Body):
-    include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
-
-
-class TextFormat(Body):
-    type: Literal["text"]
-
-
-class ChatRequest(SamplingFields, EncodingFields):
+class ChatRequest(ChatFields, SamplingFields, EncodingFields):
     """POST /v1/chat/completions. A field that is null counts as not given."""
 
     messages: Annotated[tuple[Message, ...], Field(min_length=1)]
-    model: str | None = None
     modalities: tuple[str, ...] | None = Field(None, description="what to make; must hold what the model makes")
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = Field(None, max_length=256, description="appears in the server's log line")
     strength: float | None = Field(None, description="0 to 1: how far the picture is changed")
 
     # OpenAI's fields for text. An answer holds none, so an upper limit of its length holds anyway.
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=1, le=1)
     top_p: float | None = Field(None, ge=1, le=1)
     frequency_penalty: float | None = Field(None, ge=0, le=0)
     presence_penalty: float | None = Field(None, ge=0, le=0)
-    logit_bias: NothingNamed | None = None
-    logprobs: Literal[False] | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=0)
     stop: Nothing | None = None
     response_format: TextFormat | None = None
     tools: Nothing | None = None
     tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
-    functions: Nothing | None = None
-    function_call: Literal["none", "auto"] | None = None
     audio: None = None
-    prediction: None = None
     reasoning_effort: Literal["none"] | None = None
-    metadata: NothingNamed | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
 
 
 class PictureUrl(BaseModel):
@@ -193,16 +125,12 @@ class ChatCompletion(BaseModel):
     usage: Usage = Usage()
 
 
-class Delta(BaseModel):
+class Delta(Given):
     """What a chunk adds to a choice. Pictures have a field of their own: clients join contents as text."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
     images: list[PicturePart] | None = None
-
-    @model_serializer(mode="wrap")
-    def _given(self, serialize: core_schema.SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in serialize(self).items() if value is not None}
 
 
 class ChunkChoice(BaseModel):

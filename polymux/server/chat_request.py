@@ -14,14 +14,8 @@ from typing import Any
 
 from polymux.errors import InvalidRequestError
 from polymux.request import Capabilities
-from polymux.server.chat_protocol import (
-    AssistantMessage,
-    ChatRequest,
-    ImagePart,
-    SystemMessage,
-    TextPart,
-    UserMessage,
-)
+from polymux.server.chat_fields import ImagePart, SystemMessage, TextPart
+from polymux.server.chat_protocol import AssistantMessage, ChatRequest, UserMessage
 from polymux.server.image_inputs import picture_argument
 
 SYSTEM_ARGUMENT = "system_prompt"  # what pipelines call it that take one

@@ -26,6 +26,7 @@ from polymux.server.image_request import refusals_counted
 from polymux.server.session import session_of
 from polymux.server.sse import stream
 from polymux.server.state import ServerState
+from polymux.tool_reader import CallReader
 
 
 async def answer_with_text(state: ServerState, request: Request) -> Response:
@@ -40,7 +41,8 @@ async def answer_with_text(state: ServerState, request: Request) -> Response:
     spoken = None
     if body.modalities is not None and "audio" in body.modalities:
         spoken = "wav" if body.audio is None else body.audio.format
-    answer = TextChatAnswer(state.model_names[0], spoken, state.transcripts)
+    reader = CallReader() if "tools" in prompt else None
+    answer = TextChatAnswer(state.model_names[0], spoken, state.transcripts, reader)
     streaming, options = body.stream, body.stream_options
     del body  # it may hold large media
     if streaming:

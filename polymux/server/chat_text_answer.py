@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -35,33 +36,45 @@ from polymux.server.chat_text_protocol import (
     TextUsage,
 )
 from polymux.server.chat_text_request import TextWords
+from polymux.server.tool_protocol import Call, CallDelta, CalledFunction, Reason
 from polymux.server.transcripts import Transcripts
+from polymux.tool_reader import CallReader
+from polymux.tools import ToolCall
 
 
 class TextChatAnswer:
-    """The answer to one request: all its chunks share an id and a time. `spoken`: how, None if it is not."""
+    """The answer to one request: all its chunks share an id and a time.
 
-    def __init__(self, model: str, spoken: SpokenFormat | None, transcripts: Transcripts) -> None:
+    `spoken`: how, None if it is not. `reader`: finds the calls of tools in it, None if there are no tools to call.
+    """
+
+    def __init__(
+        self, model: str, spoken: SpokenFormat | None, transcripts: Transcripts, reader: CallReader | None = None
+    ) -> None:
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._model = model
         self._created = int(time.time())
         self._format: AudioFormat | None = "pcm" if spoken == "pcm16" else spoken
         self._transcripts = transcripts
+        self._reader = reader
         self._audio_id = transcripts.new_id()
 
     async def complete(self, output: OmniRequestOutput) -> bytes:
         """The answer's bytes."""
-        (text,), (reason,) = output.text, output.finish_reason
-        spoken = None
+        (text,) = output.text
+        pieces = [text] if self._reader is None else [*self._reader.feed(text), *self._reader.end()]
+        calls = [_call(piece) for piece in pieces if isinstance(piece, ToolCall)]
+        said = "".join(piece for piece in pieces if isinstance(piece, str))
+        message = TextAnswer(content=None if calls and not said else said, tool_calls=calls or None)
         if self._format is not None:
             data = await asyncio.to_thread(_file, output, self._format)
             expires = self._transcripts.keep(self._audio_id, text)
-            spoken = Spoken(id=self._audio_id, data=data, expires_at=expires, transcript=text)
+            message.audio = Spoken(id=self._audio_id, data=data, expires_at=expires, transcript=text)
         answer = TextCompletion(
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=[TextChoice(message=TextAnswer(content=text, audio=spoken), finish_reason=reason)],
+            choices=[TextChoice(message=message, finish_reason=self._reason(output))],
             usage=usage_of(output),
             seed=output.seeds[0],
         )
@@ -83,7 +96,8 @@ class TextChatAnswer:
                         begun = True
                         yield self._chunk(TextDelta(role="assistant", content=""))
                     if isinstance(event, TextPiece):
-                        yield self._chunk(self._written(event.text))
+                        for delta in self._read(event.text):
+                            yield self._chunk(delta)
                     elif isinstance(event, SoundPiece) and (new := await file.add(event)):
                         yield self._chunk(self._heard(new))
                     elif isinstance(event, OmniRequestOutput):
@@ -92,15 +106,39 @@ class TextChatAnswer:
                 raise words.of(error) from None
         if output is None:
             raise GenerationError("the generation ended without an output")
+        async for chunk in self._last(output, file):
+            yield chunk
+        if include_usage:
+            usage = usage_of(output)
+            yield TextChunk(id=self._id, created=self._created, model=self._model, choices=[], usage=usage)
+
+    async def _last(self, output: OmniRequestOutput, file: _Growing) -> AsyncGenerator[TextChunk]:
+        """What waits, and the end."""
+        for piece in [] if self._reader is None else self._reader.end():
+            if isinstance(piece, str):
+                yield self._chunk(self._written(piece))
         if self._format is not None:
             if new := await file.finish():
                 yield self._chunk(self._heard(new))
             expires = self._transcripts.keep(self._audio_id, output.text[0])
             yield self._chunk(TextDelta(audio=SpokenDelta(id=self._audio_id, expires_at=expires)))
         yield self._chunk(TextDelta(), output)
-        if include_usage:
-            usage = usage_of(output)
-            yield TextChunk(id=self._id, created=self._created, model=self._model, choices=[], usage=usage)
+
+    def _read(self, text: str) -> list[TextDelta]:
+        """What is certain of a piece of text: text that is none of a call, and calls that are complete."""
+        if self._reader is None:
+            return [self._written(text)]
+        before = self._reader.calls
+        pieces = self._reader.feed(text)
+        numbers = itertools.count(before)
+        return [
+            self._written(piece) if isinstance(piece, str) else TextDelta(tool_calls=[_delta(next(numbers), piece)])
+            for piece in pieces
+        ]
+
+    def _reason(self, output: OmniRequestOutput) -> Reason:
+        (reason,) = output.finish_reason
+        return "tool_calls" if reason == "stop" and self._reader is not None and self._reader.calls else reason
 
     def _written(self, text: str) -> TextDelta:
         """Text is the content, and what the speech will say."""
@@ -111,7 +149,7 @@ class TextChatAnswer:
         return TextDelta(audio=SpokenDelta(id=self._audio_id, data=base64.b64encode(data).decode()))
 
     def _chunk(self, delta: TextDelta, ended: OmniRequestOutput | None = None) -> TextChunk:
-        reason, seed = (None, None) if ended is None else (ended.finish_reason[0], ended.seeds[0])
+        reason, seed = (None, None) if ended is None else (self._reason(ended), ended.seeds[0])
         choice = TextChunkChoice(delta=delta, finish_reason=reason)
         return TextChunk(id=self._id, created=self._created, model=self._model, choices=[choice], seed=seed)
 
@@ -148,6 +186,18 @@ def usage_of(output: OmniRequestOutput) -> TextUsage:
             audio_tokens=spent.audio_tokens, text_tokens=spent.completion_tokens
         ),
     )
+
+
+def _function(call: ToolCall) -> CalledFunction:
+    return CalledFunction(name=call.name, arguments=call.arguments)
+
+
+def _call(call: ToolCall) -> Call:
+    return Call(id=call.id, function=_function(call))
+
+
+def _delta(index: int, call: ToolCall) -> CallDelta:
+    return CallDelta(index=index, id=call.id, function=_function(call))
 
 
 def _file(output: OmniRequestOutput, format: AudioFormat) -> str:

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_serializer
-from pydantic_core import core_schema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from polymux.request import FinishReason
-from polymux.server.chat_protocol import (
+from polymux.server.chat_fields import (
     CONTENT,
+    ChatFields,
+    Given,
     ImagePart,
-    Nothing,
-    NothingNamed,
-    StreamOptions,
     SystemMessage,
     Text,
-    TextFormat,
     TextPart,
     by,
+    by_role,
     tag,
 )
 from polymux.server.protocol import Body
 from polymux.server.speech_protocol import Voice
+from polymux.server.tool_protocol import Call, CallDelta, OfferedTool, Reason, ResponseFormat, ResultMessage, ToolChoice
 
 SpokenFormat = Literal["wav", "mp3", "flac", "opus", "pcm16"]
 
@@ -90,7 +88,7 @@ class AnsweredMessage(BaseModel):
     role: Literal["assistant"]
     content: Text | None = None
     audio: SpokenBefore | None = None
-    tool_calls: Nothing | None = None
+    tool_calls: tuple[Call, ...] | None = None
     function_call: None = None
 
 
@@ -98,8 +96,9 @@ TextMessage = Annotated[
     Annotated[AskingMessage, tag("user")]
     | Annotated[SystemMessage, tag("system")]
     | Annotated[SystemMessage, tag("developer")]
-    | Annotated[AnsweredMessage, tag("assistant")],
-    by("role", "user system developer assistant", 'must be an object with the role "user", "assistant" or "system"'),
+    | Annotated[AnsweredMessage, tag("assistant")]
+    | Annotated[ResultMessage, tag("tool")],
+    by_role("tool"),
 ]
 
 
@@ -115,18 +114,13 @@ def _listed(value: object) -> object:
 _STOP = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 
 
-class TextChatRequest(Body):
+class TextChatRequest(ChatFields):
     """POST /v1/chat/completions, of a model that answers with text. A field that is null counts as not given."""
 
     messages: Annotated[tuple[TextMessage, ...], Field(min_length=1)]
-    model: str | None = None
     modalities: tuple[Literal["text", "audio"], ...] | None = Field(None, description="text, or text and audio")
     audio: SpokenHow | None = Field(None, description="how to speak, with audio among the modalities")
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=1)
-    max_completion_tokens: int | None = Field(None, ge=1, description="of text; left out: the model's own")
-    max_tokens: int | None = Field(None, ge=1, description="the same")
     temperature: float | None = Field(None, description="0: the likeliest tokens; left out: the checkpoint's own way")
     top_p: float | None = None
     top_k: int | None = None
@@ -138,23 +132,11 @@ class TextChatRequest(Body):
     stop: Annotated[tuple[str, ...] | None, BeforeValidator(_listed), WithJsonSchema(_STOP)] = Field(
         None, description="a text, or several, before which the answer ends; not with audio"
     )
+    response_format: ResponseFormat | None = Field(None, description="text, or JSON: any object, or of a schema")
+    tools: tuple[OfferedTool, ...] | None = Field(None, description="functions that the answer may call")
+    tool_choice: ToolChoice | None = Field(None, description="left out: auto, the model decides")
     extra_args: dict[str, Any] | None = Field(None, description="further arguments of the model's own")
-    user: str | None = Field(None, max_length=256, description="appears in the server's log line")
-
-    logit_bias: NothingNamed | None = None
-    logprobs: Literal[False] | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=0)
-    response_format: TextFormat | None = None
-    tools: Nothing | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
-    functions: Nothing | None = None
-    function_call: Literal["none", "auto"] | None = None
-    prediction: None = None
     reasoning_effort: None = None
-    metadata: NothingNamed | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
 
 
 class CompletionDetails(BaseModel):
@@ -178,15 +160,16 @@ class Spoken(BaseModel):
 
 class TextAnswer(BaseModel):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None = Field(description="null: there are calls alone")
     refusal: None = None
     audio: Spoken | None = None
+    tool_calls: list[Call] | None = None
 
 
 class TextChoice(BaseModel):
     index: Literal[0] = 0
     message: TextAnswer
-    finish_reason: FinishReason
+    finish_reason: Reason
     logprobs: None = None
 
 
@@ -200,15 +183,7 @@ class TextCompletion(BaseModel):
     seed: int | None = Field(description="gives this answer again")
 
 
-class _Given(BaseModel):
-    """Only what is there is sent."""
-
-    @model_serializer(mode="wrap")
-    def _given(self, serialize: core_schema.SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in serialize(self).items() if value is not None}
-
-
-class SpokenDelta(_Given):
+class SpokenDelta(Given):
     """The next bytes of the file, or of its transcript."""
 
     id: str
@@ -217,16 +192,17 @@ class SpokenDelta(_Given):
     expires_at: int | None = None
 
 
-class TextDelta(_Given):
+class TextDelta(Given):
     role: Literal["assistant"] | None = None
     content: str | None = None
     audio: SpokenDelta | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class TextChunkChoice(BaseModel):
     index: Literal[0] = 0
     delta: TextDelta
-    finish_reason: FinishReason | None = None
+    finish_reason: Reason | None = None
     logprobs: None = None
 
 

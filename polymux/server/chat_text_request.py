@@ -16,7 +16,7 @@ from polymux.media.decode import MediaLimits, decode_audio, decode_video
 from polymux.media.film import at_rate
 from polymux.prompts import Medium, OmniPrompt
 from polymux.request import Capabilities, Modality, SamplingParams
-from polymux.server.chat_protocol import ImagePart, SystemMessage, TextPart
+from polymux.server.chat_fields import ImagePart, SystemMessage, TextPart
 from polymux.server.chat_text_protocol import (
     AnsweredMessage,
     AnyPart,
@@ -29,6 +29,8 @@ from polymux.server.chat_text_protocol import (
 )
 from polymux.server.media_inputs import MAX_MEDIA_SECONDS
 from polymux.server.state import ServerState
+from polymux.server.tool_protocol import AnyObject, NamedTool, ResultMessage, SchemaFormat
+from polymux.tools import Tool, ToolUse
 
 MAX_FRAMES = 36_000  # of one video; what they may take in memory is limited beside it
 _WORDS = {"image": "pictures", "audio": "sound", "video": "video"}
@@ -50,6 +52,8 @@ def check_body(body: TextChatRequest, capabilities: Capabilities) -> None:
         raise InvalidRequestError("stream_options: only with stream = true", param="stream_options")
     if body.audio is not None and not speaks:
         raise InvalidRequestError('audio: acts only with modalities = ["text", "audio"]', param="audio")
+    if not body.tools and body.tool_choice not in (None, "none", "auto"):
+        raise InvalidRequestError("tool_choice: there are no tools to choose from", param="tool_choice")
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         what = f"max_tokens={body.max_tokens}: max_completion_tokens={body.max_completion_tokens} says otherwise"
         raise InvalidRequestError(what, param="max_tokens")
@@ -77,6 +81,7 @@ def params_of(body: TextChatRequest) -> SamplingParams:
         frequency_penalty=body.frequency_penalty,
         presence_penalty=body.presence_penalty,
         stop=body.stop,
+        json_schema=_schema(body),
         extra_args=body.extra_args or {},
     )
 
@@ -86,7 +91,35 @@ async def prompt_of(state: ServerState, body: TextChatRequest, capabilities: Cap
     loaded = {shown.field: await _load(state, shown, capabilities) for shown in media_in(body)}
     messages = [_message(state, i, message, loaded) for i, message in enumerate(body.messages)]
     modalities: tuple[Modality, ...] = body.modalities or ()
-    return {"messages": messages, "modalities": modalities}
+    prompt: OmniPrompt = {"messages": messages, "modalities": modalities}
+    if (use := tools_of(body)) is not None:
+        prompt["tools"] = use
+    return prompt
+
+
+def tools_of(body: TextChatRequest) -> ToolUse | None:
+    """None if none is to be called: then the model is shown none."""
+    choice = body.tool_choice
+    if not body.tools or choice == "none":
+        return None
+    return ToolUse(
+        tools=tuple(
+            Tool(one.name, one.description, one.parameters, bool(one.strict))
+            for one in (t.function for t in body.tools)
+        ),
+        choice="required" if choice == "required" else "auto",
+        only=choice.function.name if isinstance(choice, NamedTool) else None,
+        parallel=body.parallel_tool_calls is not False,
+    )
+
+
+def _schema(body: TextChatRequest) -> dict[str, Any] | None:
+    match body.response_format:
+        case SchemaFormat(json_schema=named):
+            return named.schema_
+        case AnyObject():
+            return {"type": "object"}
+    return None
 
 
 def media_in(body: TextChatRequest) -> Iterator[Shown]:
@@ -108,6 +141,8 @@ class TextWords:
             places.setdefault(shown.kind, []).append(shown.field)
         tokens = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
         self._names = {"prompt": "messages", "max_new_tokens": tokens, "voice": "audio.voice"}
+        named = isinstance(body.response_format, SchemaFormat) and not body.tools
+        self._names |= {"json_schema": "response_format.json_schema.schema" if named else "response_format"}
         self._names |= {kind: fields[0] if len(fields) == 1 else "messages" for kind, fields in places.items()}
 
     def of(self, error: InvalidRequestError) -> InvalidRequestError:
@@ -168,8 +203,13 @@ def _message(state: ServerState, i: int, message: TextMessage, loaded: dict[str,
     match message:
         case SystemMessage():
             return {"role": "system", "content": _texts(message.content)}
+        case AnsweredMessage(tool_calls=calls) if calls:
+            made = [call.model_dump() for call in calls]
+            return {"role": "assistant", "content": _answered(state, i, message) or [], "tool_calls": made}
         case AnsweredMessage():
             return {"role": "assistant", "content": _answered(state, i, message)}
+        case ResultMessage():
+            return {"role": "tool", "content": _texts(message.content), "tool_call_id": message.tool_call_id}
     if isinstance(message.content, str):
         return {"role": "user", "content": message.content}
     content: list[dict[str, Any]] = []

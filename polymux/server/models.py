@@ -74,6 +74,7 @@ class ModelAbilities(BaseModel):
     fps: float | None = Field(description="frames per second of its videos, unless a request says otherwise")
     sample_rate: int | None = Field(description="samples per second of its sound")
     max_seconds: float | None = Field(description="of a sound; null: as far as is known, only limits.max_audio_seconds")
+    tool_calls: str | None = Field(description="how it writes calls of tools; null: it takes no tools")
     merges: bool = Field(description="whether requests are batched")
     dtype: str
     parameters: int
@@ -167,6 +168,7 @@ def _shown(can: Capabilities) -> ModelAbilities:
         fps=can.fps,
         sample_rate=can.sample_rate,
         max_seconds=can.max_seconds,
+        tool_calls=can.tool_calls,
         merges=can.merges,
         dtype=can.dtype,
         parameters=can.parameters,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field
 
-from polymux.server.chat_protocol import Nothing, NothingNamed, by, tag
+from polymux.server.chat_fields import Nothing, NothingNamed, by, tag
 from polymux.server.protocol import UNION_TAG, Body
 
 RATE = 24_000  # samples per second, both ways

@@ -53,6 +53,9 @@ LAYERS = (
         "knobs",
         "parallel_config",
         "profiler_config",
+        "json_schema",
+        "tools",
+        "tool_reader",
         "request",
         "errors",
         "version",
@@ -133,6 +136,7 @@ def test_models_are_named_in_families_only() -> None:
 def test_every_file_of_families_is_in_the_registry() -> None:
     shared = {"polymux.families", "polymux.families.base", "polymux.families.graph"}
     shared |= {"polymux.families.step_caches", "polymux.families.video_tokens", "polymux.families.omni_parts"}
+    shared |= {"polymux.families.tool_templates"}
     files = {m.name for m in modules().values() if m.unit == "families"}
     assert files - shared == set(imports(modules()["polymux.families"])) - shared
 

@@ -9,13 +9,13 @@ import transformers as T
 from polymux.testing.tiny.encoders import qwen3_config
 from polymux.testing.tiny.inputs import PROMPT
 from polymux.testing.tiny.registry import Ctx, Saveable, Tensors, runner, tiny
-from polymux.testing.tiny.tokenizers import qwen_tokenizer
+from polymux.testing.tiny.tokenizers import TOOLS_CHATML, qwen_tokenizer
 from polymux.testing.tiny.weights import filled
 
 
 @tiny("qwen3-lm", "transformers")
 def qwen3_lm(ctx: Ctx) -> list[Saveable]:
-    tok = qwen_tokenizer()
+    tok = qwen_tokenizer(chat_template=TOOLS_CHATML)
     return [filled(ctx, T.Qwen3ForCausalLM(qwen3_config(tok))), tok]
 
 
