@@ -55,6 +55,7 @@ MODELS: dict[str, tuple[str, dict[str, Config]]] = {
         },
     ),
     "wan-tiny": ("wan21-t2v", {}),
+    "qwen-tiny": ("qwen-image", {}),
     "z-image": (
         "z-image",
         {

@@ -18,7 +18,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from polymux.errors import ConfigError, GenerationError
-from polymux.parallel.exchange import gather, heads_for_tokens, shares, tokens_for_heads
+from polymux.parallel.early import EarlyValues
+from polymux.parallel.exchange import gather, heads_for_tokens, send_heads, shares, tokens_for_heads
 from polymux.parallel.groups import Lengths, Turn
 from polymux.parallel.ring import MASKED, ring_attention
 
@@ -31,6 +32,7 @@ class SplitAttention:
     def __init__(self, turn: Turn, place: int, kernel: Kernel, square_masks: bool = False) -> None:
         self._turn, self._place, self._kernel = turn, place, kernel
         self._square_masks = square_masks
+        self.early: EarlyValues | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
         """This rank's part of the result. Tensors are (batch, tokens, heads, channels), and of all heads."""
@@ -64,7 +66,11 @@ class SplitAttention:
         group = self._turn.groups.ulysses
         assert group is not None
         queries, keys = lengths
-        if queries == keys and query.shape == key.shape == value.shape:
+        early = None if self.early is None else self.early.take(value)
+        if early is not None:
+            coming = [send_heads(query, queries, group), send_heads(key, keys, group), early]
+            query, key, value = (x.wait() for x in coming)
+        elif queries == keys and query.shape == key.shape == value.shape:
             query, key, value = tokens_for_heads((query, key, value), keys, group)
         else:
             (query,) = tokens_for_heads((query,), queries, group)

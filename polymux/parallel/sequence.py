@@ -25,6 +25,7 @@ from polymux.parallel.attention import (
     plain_attention,
     split_backend,
 )
+from polymux.parallel.early import EarlyValues
 from polymux.parallel.exchange import gather
 from polymux.parallel.groups import SequenceGroups, Turn
 from polymux.parallel.wrapping import Forward, Wrapping, members, shapes_of
@@ -37,11 +38,14 @@ class SequenceSharding:
         self._turn = Turn(groups)
         self._wrapping = Wrapping()
         self._processors: list[tuple[Any, Any, Any]] = []
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._places = 0
 
     def undo(self) -> None:
         """The module as it was. An engine that has captured its calls must have let go of it before."""
         self._wrapping.undo()
+        while self._hooks:
+            self._hooks.pop().remove()
         while self._processors:
             processor, backend, config = self._processors.pop()
             processor._attention_backend, processor._parallel_config = backend, config
@@ -59,7 +63,12 @@ class SequenceSharding:
             kernel = kernel_of(processor, self._turn.groups.ring is not None)
             self._processors.append((processor, processor._attention_backend, processor._parallel_config))
             processor._attention_backend = split_backend(kernel)
-            processor._parallel_config = SplitAttention(self._turn, self._place(), dispatched(kernel), square_masks)
+            split = SplitAttention(self._turn, self._place(), dispatched(kernel), square_masks)
+            processor._parallel_config = split
+            values = dict(layer.named_children()).get("to_v")
+            if isinstance(values, torch.nn.Linear) and self._turn.groups.ulysses is not None:
+                split.early = EarlyValues(self._turn, layer, "to_v")
+                self._hooks.append(values.register_forward_hook(split.early))
         else:
             meet = partial(MeetAttention, SplitAttention(self._turn, self._place(), plain_attention, square_masks))
             self._wrapping.around(layer, partial(_within, meet))

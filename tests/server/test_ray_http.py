@@ -63,7 +63,7 @@ def loses(server: Server, victim: psutil.Process, number: signal.Signals) -> lis
         answer = client.result(timeout=15)
         assert (answer.status_code, error_of(answer)["code"]) == (503, "stage_dead")
         until(lambda: not any(map(alive, before)), 12 - (time.monotonic() - begin))
-    server.wait_ready()
+    until(lambda: server.health() == 200, 300)
     return actors()
 
 

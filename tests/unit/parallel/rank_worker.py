@@ -18,6 +18,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,9 @@ from polymux.families import all_shardings
 from polymux.loading.component import Part
 from polymux.loading.options import LoadFlags
 from polymux.loading.sliced import Ranks, load_sliced
+from polymux.parallel import early, exchange
 from polymux.parallel.attention import SplitAttention, plain_attention
+from polymux.parallel.exchange import send_heads
 from polymux.parallel.groups import SequenceGroups, Turn
 from polymux.parallel.hsdp import shard_weights
 from polymux.parallel.plans import sequence_plan, tensor_plan
@@ -106,6 +109,31 @@ def split_sequence(call: DenoiserCall, ulysses: int, ring: int, module: torch.nn
 
 def ulysses(name: str) -> None:
     split_sequence(CALLS[name], dist.get_world_size(), 1)
+
+
+def values_go_early(_: str) -> None:
+    """They do where they are what the projection gave; not if an adapter stands around it; and all are exchanged as
+    large ones are."""
+    torch.manual_seed(0)
+    sizes = {"in_channels": 4, "out_channels": 4, "text_dim": 8, "ffn_dim": 16, "num_layers": 2}
+    module = WanTransformer3DModel(num_attention_heads=4, attention_head_dim=12, **sizes).eval()
+    size = dist.get_world_size()
+    video, text = torch.randn(2, 4, 4, 4, 4), torch.randn(2, 5, 8)
+    call = DenoiserCall(module, (video, torch.tensor([5, 9]), text), {})
+    with mock.patch.object(exchange, "TOGETHER", 0), mock.patch.object(early, "send_heads", wraps=send_heads) as sent:
+        wanted = call.run()
+        sharding = shard_sequence(module, sequence_plan(module), groups(size, 1))
+        counts = []
+        for _ in range(3):
+            close(call.run(), wanted)
+            counts.append(sent.call_count)
+        assert counts == [0, 2, 4]  # of two layers, from the second forward on
+        plain = module.blocks[0].attn1.to_v
+        module.blocks[0].attn1.to_v = torch.nn.Sequential(plain, torch.nn.Linear(48, 48))
+        changed = call.run()
+        sharding.undo()
+        close(changed, call.run())
+        assert sent.call_count == 5
 
 
 def ring(name: str) -> None:
@@ -273,7 +301,7 @@ def whatever_is_declared(_: str) -> None:
 
 
 Scenario = tuple[Callable[[str], None], str]
-ALONE = (odd_tokens_and_heads, odd_tokens_with_masks, attention_of_other_lengths, tiles)
+ALONE = (values_go_early, odd_tokens_and_heads, odd_tokens_with_masks, attention_of_other_lengths, tiles)
 SCENARIOS: dict[int, list[Scenario]] = {
     2: [
         (whatever_is_declared, ""),
