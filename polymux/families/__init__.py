@@ -14,6 +14,7 @@ from polymux.families import (
     flux,
     flux2,
     hidream,
+    higgs,
     hunyuan,
     kandinsky,
     krea,
@@ -23,10 +24,12 @@ from polymux.families import (
     lumina,
     minimax,
     mochi,
+    moonshine,
     musicgen,
     nucleus,
     omnigen,
     ovis,
+    parakeet,
     pixart,
     pocket_tts,
     qwen_image,
@@ -85,6 +88,7 @@ _SOUNDING = (
     bark,
     csm,
     dia,
+    higgs,
     musicgen,
     pocket_tts,
     speecht5,
@@ -93,7 +97,8 @@ _SOUNDING = (
 )
 _ANSWERING = (language, qwen_omni)
 _CHAT_FAMILIES: tuple[ChatFamily, ...] = tuple(family for module in _ANSWERING for family in module.FAMILIES)
-_HEARING_FAMILIES: tuple[HearingFamily, ...] = whisper.FAMILIES
+_HEARING = (moonshine, parakeet, whisper)
+_HEARING_FAMILIES: tuple[HearingFamily, ...] = tuple(family for module in _HEARING for family in module.FAMILIES)
 _GENERATE_FAMILIES: tuple[GenerateFamily, ...] = (
     *(family for module in _SOUNDING for family in module.FAMILIES),
     *_HEARING_FAMILIES,
