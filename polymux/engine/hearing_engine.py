@@ -21,6 +21,7 @@ from polymux.engine.seeds import seed_of
 from polymux.engine.sound_job import StepTap
 from polymux.engine.transformers_engine import TransformersEngine
 from polymux.engine.warmup import run_first_that_works
+from polymux.errors import InvalidRequestError
 from polymux.families.generate import Call
 from polymux.families.hearing import Heard, HearingAdapter, HearingFamily, Transcript
 from polymux.media.wire import to_wire
@@ -67,6 +68,8 @@ class HearingEngine(TransformersEngine[HearingJob]):
         assert isinstance(sound, ArrayData)
         samples = mono_of(sound, self.described.hears_at or 0, HEARD)
         before = (request.prompt or "").strip() or None
+        if before is not None and "prompt" not in self.described.arguments:
+            raise InvalidRequestError(f"prompt: {self.described.pipeline} takes none", param="prompt")
         call = self.adapter.prepare_heard(self.loaded.parts, Heard(samples=samples, before=before, params=params))
         seed = seed_of(params.seed)
         return HearingJob(request, [Randomness(seed, torch.Generator().manual_seed(seed))], call=call)
@@ -94,10 +97,11 @@ class HearingEngine(TransformersEngine[HearingJob]):
                 self.events.append(job.finished("text", None, None))
 
     def _describe(self, model: GenerateModel, config: EngineConfig) -> Capabilities:
-        adapter, parts = _adapter_of(model), model.parts
+        family, adapter, parts = model.family, _adapter_of(model), model.parts
+        assert isinstance(family, HearingFamily)
         return msgspec.structs.replace(
             model.facts(),
-            arguments=("prompt", *model.family.arguments),
+            arguments=("prompt", *family.arguments) if family.prompted else family.arguments,
             required=(HEARD,),
             media={HEARD: 1},
             refused={"partial_images": "there are none of text"},

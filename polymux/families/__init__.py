@@ -15,6 +15,7 @@ from polymux.families import (
     flux,
     flux2,
     hidream,
+    higgs,
     hunyuan,
     janus,
     kandinsky,
@@ -25,10 +26,12 @@ from polymux.families import (
     lumina,
     minimax,
     mochi,
+    moonshine,
     musicgen,
     nucleus,
     omnigen,
     ovis,
+    parakeet,
     pixart,
     pocket_tts,
     qwen_image,
@@ -88,6 +91,7 @@ _SOUNDING = (
     bark,
     csm,
     dia,
+    higgs,
     musicgen,
     pocket_tts,
     speecht5,
@@ -98,7 +102,8 @@ _ANSWERING = (language, qwen_omni)
 _DRAWING = (emu3, janus)
 _CHAT_FAMILIES: tuple[ChatFamily, ...] = tuple(family for module in _ANSWERING for family in module.FAMILIES)
 _PICTURE_FAMILIES: tuple[PictureFamily, ...] = tuple(family for module in _DRAWING for family in module.FAMILIES)
-_HEARING_FAMILIES: tuple[HearingFamily, ...] = whisper.FAMILIES
+_HEARING = (moonshine, parakeet, whisper)
+_HEARING_FAMILIES: tuple[HearingFamily, ...] = tuple(family for module in _HEARING for family in module.FAMILIES)
 _GENERATE_FAMILIES: tuple[GenerateFamily, ...] = (
     *(family for module in _SOUNDING for family in module.FAMILIES),
     *_HEARING_FAMILIES,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from polymux.errors import InvalidRequestError
 from polymux.families.generate import (
     DRAWING,
     REFERENCE,
@@ -18,6 +17,7 @@ from polymux.families.generate import (
     Parts,
     Reference,
     Wish,
+    check_room,
     no_control_tokens,
     told,
 )
@@ -48,10 +48,7 @@ class CsmAdapter(Adapter):
         count, room = inputs["input_ids"].shape[1], parts.model.config.max_position_embeddings
         default = self.longest(parts, 0) or 0
         steps = given.setdefault("max_new_tokens", default)
-        if count + steps > room:
-            param, what = ("prompt", "a sentence has") if wish.reference is None else ("ref_audio", "with it there are")
-            more = f"{what} {count} tokens, and with {steps} new ones there are more than {room}"
-            raise InvalidRequestError(f"{param}: {more}", param=param)
+        check_room(wish, count, steps, room)
         for name in ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty"):
             if name in given:
                 given.setdefault(f"depth_decoder_{name}", given[name])

@@ -20,6 +20,7 @@ from polymux.families.generate import (
     SPEECH,
     Adapter,
     Call,
+    Codec,
     FrameShape,
     GenerateFamily,
     Parts,
@@ -98,7 +99,7 @@ class DiaAdapter(Adapter):
         if "heard" in arguments:  # here, because it calls the codec
             text, samples = arguments.pop("text"), arguments.pop("heard")
             processor = copy.copy(parts.processor)
-            processor.audio_tokenizer = _Codec(parts.beside)
+            processor.audio_tokenizer = Codec(parts.beside)
             made = processor(text=[text], audio=[samples], padding=True, return_tensors="pt", **signs)
             arguments |= made.to(parts.model.device)
             begins = parts.processor.get_audio_prompt_len(arguments["decoder_attention_mask"], **signs)
@@ -162,16 +163,6 @@ def frames_of(kept: Arrays, chunk: Arrays, last: bool) -> tuple[Arrays, Arrays]:
     count = max(min(known, len(rows) - int(delay.max())), 0)
     codes = np.stack([rows[late : late + count, channel] for channel, late in enumerate(delay)])
     return {"codes": codes}, {"rows": rows[count:]}
-
-
-class _Codec:
-    """The codec as the processor knows it, which hands it sound in 32 bits, whatever its weights have."""
-
-    def __init__(self, codec: Any) -> None:
-        self._codec, self.config, self.device = codec, codec.config, codec.device
-
-    def encode(self, sound: Any) -> Any:
-        return self._codec.encode(sound.to(self._codec.dtype))
 
 
 def _with_words(text: str, said: str) -> str:

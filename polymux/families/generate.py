@@ -92,6 +92,19 @@ class WholeShape:
 DecoderShape = FrameShape | BlockShape | WholeShape
 
 
+class Codec:
+    """A codec as a processor knows it, which hands it sound in 32 bits, whatever its weights have."""
+
+    def __init__(self, codec: Any) -> None:
+        self._codec, self.config, self.device = codec, codec.config, codec.device
+
+    def encode(self, input_values: Any) -> Any:
+        return self._codec.encode(input_values.to(self._codec.dtype))
+
+    def decode(self, *codes: Any, **how: Any) -> Any:
+        return self._codec.decode(*codes, **how)
+
+
 class Adapter:
     """Between a request and a model of one family. Without state; `parts` are a session's own in `run`."""
 
@@ -218,6 +231,14 @@ class GenerateFamily:
 def told(wish: Wish) -> dict[str, Any]:
     """What the request says of how tokens are drawn, as arguments of `generate`."""
     return generation_arguments(wish.params) | wish.params.extra_args
+
+
+def check_room(wish: Wish, count: int, steps: int, room: int) -> None:
+    """Raises InvalidRequestError unless `count` tokens and so many new ones fit into the model."""
+    if count + steps > room:
+        param, what = ("prompt", "a sentence has") if wish.reference is None else ("ref_audio", "with it there are")
+        more = f"{what} {count} tokens, and with {steps} new ones there are more than {room}"
+        raise InvalidRequestError(f"{param}: {more}", param=param)
 
 
 def no_control_tokens(tokenizer: Any, text: str, param: str = "prompt") -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from polymux.errors import InvalidRequestError
 from polymux.families.generate import Adapter, Call, GenerateFamily, Parts
 from polymux.request import Modality, SamplingParams, Segment
 
@@ -39,8 +40,8 @@ class HearingAdapter(Adapter):
         raise NotImplementedError
 
     def timestamps(self, parts: Parts) -> bool:
-        """Whether its segments say when they were said."""
-        raise NotImplementedError
+        """Whether there are segments, which say when they were said."""
+        return False
 
     def prepare_heard(self, parts: Parts, heard: Heard) -> Call:
         """The arguments, before any work is done. Raises InvalidRequestError for what it cannot hear."""
@@ -51,10 +52,22 @@ class HearingAdapter(Adapter):
         raise NotImplementedError
 
 
+def check_length(heard: Heard, rate: int, most: float) -> None:
+    """Raises InvalidRequestError for a sound that is longer than so many seconds."""
+    seconds = len(heard.samples) / rate
+    if seconds > most:
+        what = f"{seconds:.2f} s: a model like this hears at most {most:.1f} s in one go"
+        raise InvalidRequestError(f"audio: {what}", param="audio")
+
+
 @dataclass(frozen=True, kw_only=True)
 class HearingFamily(GenerateFamily):
-    """One family of such models. `adapter` is a HearingAdapter."""
+    """One family of such models. `adapter` is a HearingAdapter.
+
+    prompted: they can be told what was said before, or how its words are written.
+    """
 
     adapter: HearingAdapter
     modality: Modality = "text"
     speaks: bool = False
+    prompted: bool = True

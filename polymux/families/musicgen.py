@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -52,4 +53,12 @@ MUSICGEN = GenerateFamily(
     warmup=SamplingParams(seed=0, max_new_tokens=8),
 )
 
-FAMILIES = (MUSICGEN,)
+# Its processor reads melodies, too, which nobody can give here yet: what reads texts is its tokenizer.
+MUSICGEN_MELODY = dataclasses.replace(
+    MUSICGEN,
+    name="musicgen-melody",
+    models=("MusicgenMelodyForConditionalGeneration",),
+    processor="AutoTokenizer",
+)
+
+FAMILIES = (MUSICGEN, MUSICGEN_MELODY)

@@ -5,7 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from polymux.families.generate import SPEECH, Adapter, Call, GenerateFamily, Parts, Wish, no_control_tokens, told
+from polymux.families.generate import (
+    SPEECH,
+    Adapter,
+    Call,
+    GenerateFamily,
+    Parts,
+    Wish,
+    check_room,
+    no_control_tokens,
+    told,
+)
 from polymux.request import Bounds, SamplingParams
 
 _TOKENS_A_SECOND, _SECONDS_MORE = 3, 2  # no text takes longer to be said
@@ -22,19 +32,23 @@ class PocketTtsAdapter(Adapter):
         return None if parts.beside.config.encoder_config is not None else "the codec is there without its encoder"
 
     def prepare(self, parts: Parts, wish: Wish) -> Call:
-        processor, most = parts.processor, self.longest(parts, 0) or 0
+        processor, config, most = parts.processor, parts.model.config, self.longest(parts, 0) or 0
         no_control_tokens(processor.tokenizer, wish.text)
         content: list[dict[str, Any]] = [{"type": "text", "text": wish.text}]
         heard: dict[str, Any] = {}
+        frames = 0
         if wish.reference is not None:
             content.insert(0, {"type": "audio"})
             heard = {"audio": [wish.reference.samples], "sampling_rate": self.sample_rate(parts)}
+            frames = math.ceil(len(wish.reference.samples) / parts.beside.config.frame_size)
         text = processor.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
         mask = processor.tokenizer(text, return_tensors="pt").attention_mask
-        seconds = int(mask.sum()) / _TOKENS_A_SECOND + _SECONDS_MORE
+        count = int(mask.sum())
+        seconds = count / _TOKENS_A_SECOND + _SECONDS_MORE
         given = told(wish)
-        steps = given.setdefault("max_new_tokens", min(math.ceil(seconds * parts.model.config.frame_rate), most))
-        arguments = {"attention_mask": mask, "said": {"text": [text], **heard}, **given}
+        steps = given.setdefault("max_new_tokens", min(math.ceil(seconds * config.frame_rate), most))
+        check_room(wish, count + frames, steps, config.max_position_embeddings)
+        arguments = {"attention_mask": mask.new_ones(1, count + frames), "said": {"text": [text], **heard}, **given}
         return Call(arguments=arguments, steps=steps, ends=wish.params.max_new_tokens is None)
 
     def run(self, parts: Parts, call: Call) -> Any:

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from polymux.errors import GenerationError, InvalidRequestError
-from polymux.families.generate import SPEECH, Adapter, Call, GenerateFamily, Parts, Wish, no_control_tokens, told
+from polymux.errors import GenerationError
+from polymux.families.generate import (
+    SPEECH,
+    Adapter,
+    Call,
+    GenerateFamily,
+    Parts,
+    Wish,
+    check_room,
+    no_control_tokens,
+    told,
+)
 from polymux.request import Bounds, SamplingParams
 
 SPEAKERS = 4  # as many as it was trained to tell apart
@@ -33,11 +43,8 @@ class VibeVoiceAdapter(Adapter):
         inputs = processor(text=[text], return_tensors="pt", **heard).to(parts.model.device, parts.model.dtype)
         given = told(wish)
         count, room = inputs["input_ids"].shape[1], config.text_config.max_position_embeddings
-        steps = given.setdefault("max_new_tokens", self.longest(parts, 0))
-        if count + steps > room:
-            param, what = ("prompt", "a sentence has") if wish.reference is None else ("ref_audio", "with it there are")
-            more = f"{what} {count} tokens, and with {steps} new ones there are more than {room}"
-            raise InvalidRequestError(f"{param}: {more}", param=param)
+        steps = given.setdefault("max_new_tokens", self.longest(parts, 0) or 0)
+        check_room(wish, count, steps, room)
         return Call(arguments={**inputs, **given}, steps=steps, ends=wish.params.max_new_tokens is None)
 
     def run(self, parts: Parts, call: Call) -> Any:

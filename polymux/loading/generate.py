@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from transformers.utils import DummyObject
 
 from polymux.config import EngineConfig
 from polymux.errors import CheckpointError, ConfigError
@@ -125,6 +126,8 @@ def _class(name: str) -> type:
     if not isinstance(found, type):
         version = transformers.__version__
         raise CheckpointError(f"the class {name} does not exist in the installed transformers {version}")
+    if isinstance(found, DummyObject):
+        raise CheckpointError(f"{name} needs {' and '.join(found._backends)}, which is not installed here")
     return found
 
 

@@ -9,7 +9,7 @@ import transformers as T
 
 from polymux.testing.tiny.inputs import tone
 from polymux.testing.tiny.registry import Ctx, Saveable, Tensors, runner, tiny
-from polymux.testing.tiny.tokenizers import size_of, whisper_tokenizer
+from polymux.testing.tiny.tokenizers import llama_tokenizer, size_of, whisper_tokenizer
 from polymux.testing.tiny.weights import filled
 
 SECONDS = 2  # of one window; the published ones have 30
@@ -49,3 +49,73 @@ def run_whisper(path: Path, ctx: Ctx) -> Tensors:
     inputs = processor(heard, sampling_rate=16000, return_tensors="pt")
     ids = model.generate(inputs.input_features.to(ctx.dtype), language="en", max_new_tokens=8)
     return {"ids": ids}
+
+
+@tiny("moonshine", "transformers")
+def moonshine(ctx: Ctx) -> list[Saveable]:
+    tok = llama_tokenizer()
+    config = T.MoonshineConfig(
+        vocab_size=size_of(tok), hidden_size=32, intermediate_size=64, encoder_num_hidden_layers=2,
+        decoder_num_hidden_layers=2, encoder_num_attention_heads=2, decoder_num_attention_heads=2,
+        max_position_embeddings=24, bos_token_id=1, eos_token_id=2, pad_token_id=2, decoder_start_token_id=1,
+    )
+    model = filled(ctx, T.MoonshineForConditionalGeneration(config))
+    features = T.Wav2Vec2FeatureExtractor(do_normalize=False, return_attention_mask=True)
+    return [model, T.Wav2Vec2Processor(feature_extractor=features, tokenizer=tok)]
+
+
+@runner("moonshine")
+def run_moonshine(path: Path, ctx: Ctx) -> Tensors:
+    processor = T.Wav2Vec2Processor.from_pretrained(path)
+    model = T.MoonshineForConditionalGeneration.from_pretrained(path, dtype=ctx.dtype)
+    inputs = processor(tone(1.0, 16000), sampling_rate=16000, return_tensors="pt").to(dtype=ctx.dtype)
+    return {"ids": model.generate(**inputs, max_new_tokens=8)}
+
+
+def _parakeet(ctx: Ctx, kind: str) -> list[Saveable]:
+    spelled = llama_tokenizer(["<blank>"])
+    tok = T.ParakeetTokenizer(tokenizer_object=spelled.backend_tokenizer, unk_token="<unk>", pad_token="</s>")
+    tok.add_special_tokens({"additional_special_tokens": ["<blank>"]})
+    shared = dict(vocab_size=len(tok), pad_token_id=tok.pad_token_id, encoder_config=dict(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, num_mel_bins=16,
+        subsampling_conv_channels=8, max_position_embeddings=64,
+    ))
+    blank = tok.convert_tokens_to_ids("<blank>")
+    writes = dict(decoder_hidden_size=32, num_decoder_layers=1, blank_token_id=blank, max_symbols_per_step=3)
+    if kind == "ctc":
+        model = filled(ctx, T.ParakeetForCTC(T.ParakeetCTCConfig(**shared)))
+    elif kind == "rnnt":
+        model = filled(ctx, T.ParakeetForRNNT(T.ParakeetRNNTConfig(**shared, **writes)))
+        model.generation_config.decoder_start_token_id = blank
+    else:
+        model = filled(ctx, T.ParakeetForTDT(T.ParakeetTDTConfig(**shared, **writes, durations=[0, 1, 2])))
+        model.generation_config.decoder_start_token_id = blank
+        model.generation_config.suppress_tokens = [len(tok) + i for i in range(3)]  # the durations
+    features = T.ParakeetFeatureExtractor(feature_size=16)
+    return [model, T.ParakeetProcessor(feature_extractor=features, tokenizer=tok, decoder_type=kind)]
+
+
+@tiny("parakeet-ctc", "transformers")
+def parakeet_ctc(ctx: Ctx) -> list[Saveable]:
+    return _parakeet(ctx, "ctc")
+
+
+@tiny("parakeet-tdt", "transformers")
+def parakeet_tdt(ctx: Ctx) -> list[Saveable]:
+    return _parakeet(ctx, "tdt")
+
+
+@tiny("parakeet-rnnt", "transformers")
+def parakeet_rnnt(ctx: Ctx) -> list[Saveable]:
+    return _parakeet(ctx, "rnnt")
+
+
+@runner("parakeet-ctc")
+@runner("parakeet-tdt")
+@runner("parakeet-rnnt")
+def run_parakeet(path: Path, ctx: Ctx) -> Tensors:
+    processor = T.ParakeetProcessor.from_pretrained(path)
+    kinds = {"ctc": T.ParakeetForCTC, "tdt": T.ParakeetForTDT, "rnnt": T.ParakeetForRNNT}
+    model = kinds[processor.decoder_type].from_pretrained(path, dtype=ctx.dtype)
+    inputs = processor(tone(1.0, 16000), sampling_rate=16000).to(dtype=ctx.dtype)
+    return {"ids": model.generate(**inputs, return_dict_in_generate=True).sequences}

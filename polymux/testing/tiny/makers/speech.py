@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from string import ascii_lowercase
+from typing import Any
 
 import torch
 import transformers as T
@@ -19,6 +22,12 @@ from polymux.testing.tiny.weights import filled
 CSM_CHAT = (
     "{%- for m in messages %}{{ '<|begin_of_text|>[' + m.role + ']' + m.content[0].text + '<|end_of_text|>' }}"
     "{%- if m.content | length > 1 %}{{ '<|AUDIO|><|audio_eos|>' }}{%- endif %}{%- endfor %}"
+)
+
+HIGGS_CHAT = (
+    "{{ bos_token }}{%- for m in messages %}{{ '[' + m.role + ']' }}{%- for c in m.content %}"
+    "{%- if c.type == 'text' %}{{ c.text }}{%- else %}{{ '<|audio_out_bos|><|AUDIO_OUT|><|audio_eos|>' }}{%- endif %}"
+    "{%- endfor %}{{ '<|eot_id|>' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|audio_out_bos|>' }}{%- endif %}"
 )
 
 
@@ -157,22 +166,51 @@ def run_bark(path: Path, ctx: Ctx) -> Tensors:
 
 @tiny("musicgen", "transformers")
 def musicgen(ctx: Ctx) -> list[Saveable]:
+    tok, codec, parts = _musicgen_parts()
+    model = _told_how(filled(ctx, T.MusicgenForConditionalGeneration(T.MusicgenConfig(
+        **parts, decoder=T.MusicgenDecoderConfig(**_musicgen_decoder(codec)).to_dict(),
+    ))), codec)
+    features = T.EncodecFeatureExtractor(feature_size=1, sampling_rate=32000)
+    return [model, T.MusicgenProcessor(feature_extractor=features, tokenizer=tok)]
+
+
+@tiny("musicgen-melody", "transformers")
+def musicgen_melody(ctx: Ctx) -> list[Saveable]:
+    tok, codec, parts = _musicgen_parts()
+    model = _told_how(filled(ctx, T.MusicgenMelodyForConditionalGeneration(T.MusicgenMelodyConfig(
+        **parts, decoder=T.MusicgenMelodyDecoderConfig(**_musicgen_decoder(codec)).to_dict(), chroma_length=5,
+    ))), codec)
+    return [model, tok]
+
+
+def _musicgen_parts() -> tuple[Any, T.EncodecConfig, dict[str, Any]]:
     tok, codec = t5_tokenizer(), encodec_config(32000)
     t5 = T.T5Config(
         vocab_size=size_of(tok), d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2,
         relative_attention_num_buckets=8, feed_forward_proj="relu",
     )
-    dec = T.MusicgenDecoderConfig(
+    return tok, codec, dict(text_encoder=t5.to_dict(), audio_encoder=codec.to_dict())
+
+
+def _musicgen_decoder(codec: T.EncodecConfig) -> dict[str, Any]:
+    return dict(
         vocab_size=codec.codebook_size, max_position_embeddings=128, num_hidden_layers=2, ffn_dim=64,
         num_attention_heads=2, hidden_size=32, num_codebooks=4, dropout=0.0, pad_token_id=codec.codebook_size,
         bos_token_id=codec.codebook_size,
     )
-    config = T.MusicgenConfig(text_encoder=t5.to_dict(), audio_encoder=codec.to_dict(), decoder=dec.to_dict())
-    model = filled(ctx, T.MusicgenForConditionalGeneration(config))
+
+
+def _told_how(model: Any, codec: T.EncodecConfig) -> Any:
     model.generation_config.decoder_start_token_id = model.generation_config.pad_token_id = codec.codebook_size
     model.generation_config.guidance_scale = 3.0
-    features = T.EncodecFeatureExtractor(feature_size=1, sampling_rate=32000)
-    return [model, T.MusicgenProcessor(feature_extractor=features, tokenizer=tok)]
+    return model
+
+
+@runner("musicgen-melody")
+def run_musicgen_melody(path: Path, ctx: Ctx) -> Tensors:
+    model = T.MusicgenMelodyForConditionalGeneration.from_pretrained(path, dtype=ctx.dtype)
+    inputs = T.AutoTokenizer.from_pretrained(path)(["music with drums"], return_tensors="pt")
+    return {"wav": model.generate(**inputs, do_sample=False, max_new_tokens=16)}
 
 
 @runner("musicgen")
@@ -278,7 +316,9 @@ def run_moshi(path: Path, ctx: Ctx) -> Tensors:
 @tiny("higgs-audio-v2", "transformers")
 def higgs_audio_v2(ctx: Ctx) -> list[Saveable]:
     delay = "<|reserved_special_token_6|>"
-    tok = llama_tokenizer(["<|AUDIO|>", "<|AUDIO_OUT|>", "<|audio_out_bos|>", "<|audio_eos|>", "<|eot_id|>", delay])
+    marks = ["<|AUDIO|>", "<|AUDIO_OUT|>", "<|audio_out_bos|>", "<|audio_eos|>", "<|eot_id|>", delay]
+    tok = llama_tokenizer(marks)
+    tok.add_special_tokens({"additional_special_tokens": marks})
     ids = tok.convert_tokens_to_ids
     config = T.HiggsAudioV2Config(
         vocab_size=size_of(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
@@ -287,7 +327,34 @@ def higgs_audio_v2(ctx: Ctx) -> list[Saveable]:
         audio_bos_token_id=ids("<|audio_out_bos|>"), audio_delay_token_id=ids(delay),
         audio_stream_bos_id=32, audio_stream_eos_id=33,
     )
-    return [filled(ctx, T.HiggsAudioV2ForConditionalGeneration(config)), tok]
+    model = filled(ctx, T.HiggsAudioV2ForConditionalGeneration(config))
+    for name, value in dict(ras_win_len=7, ras_win_max_num_repeat=2, max_length=None).items():
+        setattr(model.generation_config, name, value)
+    tok.chat_template = HIGGS_CHAT
+    features = T.DacFeatureExtractor(feature_size=1, sampling_rate=24000, hop_length=1)
+    settings = dict(processor_class="HiggsAudioV2Processor", audio_stream_bos_id=32, audio_stream_eos_id=33)
+
+    def write(path: Path) -> None:
+        (path / "processor_config.json").write_text(json.dumps(settings))
+
+    return [model, tok, features, Files(write), *([Files(_higgs_codec(ctx))] if find_spec("torchaudio") else [])]
+
+
+def _higgs_codec(ctx: Ctx) -> Callable[[Path], None]:
+    """In transformers there is none without torchaudio."""
+    config = T.HiggsAudioV2TokenizerConfig(
+        target_bandwidths=[1.0], codebook_size=32, codebook_dim=8,
+        acoustic_model_config=dict(
+            model_type="dac", encoder_hidden_size=4, downsampling_ratios=[8, 5, 4, 3], upsampling_ratios=[8, 5, 4, 3],
+            decoder_hidden_size=32, hidden_size=16,
+        ),
+        semantic_model_config=dict(
+            model_type="hubert", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+            conv_dim=[8] * 7, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+        ),
+    )
+    codec = filled(ctx, T.HiggsAudioV2TokenizerModel(config), "codec")
+    return lambda path: codec.save_pretrained(path / "audio_tokenizer")
 
 
 @runner("higgs-audio-v2")

@@ -1,0 +1,119 @@
+"""What the models that listen beside Whisper write down is what their own `generate` writes, token for token, alone and
+beside others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as T
+
+from polymux.config import EngineConfig
+from polymux.engine.hearing_engine import HearingEngine
+from polymux.errors import InvalidRequestError
+from polymux.families.parakeet import _sentences
+from polymux.prompts import request_of
+from polymux.request import Event, Failed, Finished, SamplingParams
+
+RATE, SEED = 16000, 7
+SECONDS = (1.0, 1.7, 0.6, 2.4)
+Sound = np.ndarray[Any, Any]
+Write = Callable[[Path, Sound], tuple[str, int]]
+Case = tuple[str, Write, float]  # a checkpoint, transformers' own call, and more seconds than it hears
+
+
+def noise(seconds: float) -> Sound:
+    return (np.random.default_rng(int(seconds * 10)).standard_normal(int(seconds * RATE)) * 0.1).astype(np.float32)
+
+
+def moonshine(path: Path, sound: Sound) -> tuple[str, int]:
+    processor, model = (
+        T.Wav2Vec2Processor.from_pretrained(path),
+        T.MoonshineForConditionalGeneration.from_pretrained(path),
+    )
+    steps = math.ceil(len(sound) / RATE * 6.5)
+    ids = model.generate(**processor(sound, sampling_rate=RATE, return_tensors="pt"), max_new_tokens=steps)
+    return processor.batch_decode(ids, skip_special_tokens=True)[0].strip(), ids.shape[1] - 1
+
+
+def parakeet(kind: str) -> Write:
+    def write(path: Path, sound: Sound) -> tuple[str, int]:
+        processor = T.ParakeetProcessor.from_pretrained(path)
+        model = getattr(T, f"ParakeetFor{kind}").from_pretrained(path)
+        made = model.generate(**processor(sound, sampling_rate=RATE), return_dict_in_generate=True)
+        if kind == "CTC":
+            return processor.batch_decode(made.sequences, skip_special_tokens=True)[0].strip(), -1
+        texts, times = processor.decode(made.sequences, durations=made.durations, skip_special_tokens=True)
+        return texts[0].strip(), len(times[0])
+
+    return write
+
+
+CASES: tuple[Case, ...] = (
+    ("moonshine", moonshine, 4.0),
+    ("parakeet-ctc", parakeet("CTC"), 6.0),
+    ("parakeet-tdt", parakeet("TDT"), 6.0),
+    ("parakeet-rnnt", parakeet("RNNT"), 6.0),
+)
+
+
+def drive(engine: HearingEngine) -> dict[str, Event]:
+    ends: dict[str, Event] = {}
+    while engine.busy:
+        ends |= {e.request_id: e for e in engine.step() if isinstance(e, (Finished, Failed))}
+    return ends
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+@torch.no_grad()
+def test_text_is_that_of_transformers(case: Case, tiny_checkpoint: Callable[..., Path]) -> None:
+    path = tiny_checkpoint(case[0])
+    engine = HearingEngine.load(EngineConfig.from_flat(model=str(path)))
+
+    def add(name: str, seconds: float, prompt: str = "", **params: Any) -> None:
+        heard = {"prompt": prompt, "multi_modal_data": {"audio": (noise(seconds), RATE)}}
+        engine.add(request_of(heard, SamplingParams(seed=SEED, **params), name))
+
+    def check(event: Event, wanted: tuple[str, int], seconds: float) -> None:
+        assert isinstance(event, Finished) and event.text == wanted[0] != "", event
+        assert event.metrics.completion_tokens == wanted[1] or wanted[1] < 0 < event.metrics.completion_tokens
+        times = [time for segment in event.segments for time in (segment.start, segment.end)]
+        assert times == sorted(times) and all(0 <= time <= seconds + 0.5 for time in times)
+        if engine.capabilities.timestamps:
+            assert "".join(segment.text for segment in event.segments).strip() == event.text
+
+    try:
+        engine.warm_up()
+        wanted = {seconds: case[1](path, noise(seconds)) for seconds in SECONDS}
+        add("alone", SECONDS[0])
+        check(drive(engine)["alone"], wanted[SECONDS[0]], SECONDS[0])
+        for seconds in SECONDS:
+            add(str(seconds), seconds)
+        ends = drive(engine)
+        for seconds in SECONDS:
+            check(ends[str(seconds)], wanted[seconds], seconds)
+        for seconds, prompt, params, param in (
+            (case[2], "", {}, "audio"),
+            (1.0, "what was said before", {}, "prompt"),
+            (1.0, "", {"language": "en"}, "language"),
+            (1.0, "", {"max_new_tokens": 5}, "max_new_tokens"),
+        ):
+            with pytest.raises(InvalidRequestError) as error:
+                add("refused", seconds, prompt, **params)
+            assert error.value.param == param, error.value
+        assert not engine.busy
+    finally:
+        engine.close()
+
+
+def test_sentences_are_put_together_of_tokens() -> None:
+    told = [(" It", 0.0), (" is", 0.4), (" late", 0.8), (".", 1.2), (" Good", 2.0), (" night", 2.4)]
+    made = _sentences([{"token": token, "start": start, "end": start + 0.3} for token, start in told])
+    assert [(one.start, one.end, one.text) for one in made] == [(0.0, 1.5, " It is late."), (2.0, 2.7, " Good night")]
+    assert _sentences([]) == []
