@@ -1,4 +1,4 @@
-"""What a request to an endpoint looks like, and what its answer has to be. One class per endpoint.
+"""What a request to an endpoint looks like, and what its answer has to be. One class per endpoint; here, pictures.
 
 An answer counts if it holds what was asked for: pictures are opened, not only received.
 """
@@ -11,7 +11,7 @@ import io
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import httpx2
 import msgspec
@@ -19,8 +19,11 @@ from PIL import Image, UnidentifiedImageError
 
 from polymux.bench.dataset import Item
 from polymux.bench.settings import RequestSettings
+from polymux.metrics.playback import Playback
 
 MAX_EVENT = 2**28  # bytes
+
+Event = TypeVar("Event", bound=msgspec.Struct)
 
 
 class BadAnswer(Exception):
@@ -33,12 +36,17 @@ class BadAnswer(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What came: outputs, their pixels as far as they are known, and the first moment at which there was something to
-    see (`time.perf_counter`), of a stream."""
+    """What came: outputs, their pixels as far as they are known, tokens of text, seconds of sound. Of a stream also
+    when (`time.perf_counter`): the first moment at which there was something to see, each piece of text, and how its
+    sound would have been heard."""
 
     outputs: int
-    pixels: int
+    pixels: int = 0
     first: float | None = None
+    tokens: int = 0
+    times: tuple[float, ...] = ()
+    sound: float = 0.0
+    playback: Playback | None = None
 
 
 class Endpoint(Protocol):
@@ -98,7 +106,7 @@ class Images:
 
     async def _stream(self, response: httpx2.Response) -> Answer:
         first, pictures = None, list[tuple[str | None, str | None]]()
-        async for event in _events(response):
+        async for event in events(response, _Event):
             if event.error is not None or event.type == "error":
                 raise BadAnswer("stream_error", str(event.error)[:200])
             if first is None and (event.b64_json or event.url):
@@ -108,11 +116,12 @@ class Images:
         return _counted(pictures, first)
 
 
-async def _events(response: httpx2.Response) -> AsyncIterator[_Event]:
+async def events(response: httpx2.Response, kind: type[Event]) -> AsyncIterator[Event]:
+    """The events of a stream. Raises BadAnswer."""
     async for event in httpx2.EventSource(response, max_event_size=MAX_EVENT):
         if event.data and event.data != "[DONE]":
             try:
-                yield msgspec.json.decode(event.data, type=_Event)
+                yield msgspec.json.decode(event.data, type=kind)
             except msgspec.DecodeError as error:
                 raise BadAnswer("invalid_answer", str(error)) from None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from polymux.bench.records import Record
 from polymux.bench.settings import LoadSettings
 
 KEEP = 300  # characters of an error's message
+_CONTENT = ("prompt", "input", "messages", "seed")  # fields that do not change how a server computes
 UNREACHABLE = "connection"
 TIMEOUT = "timeout"
 
@@ -85,7 +87,7 @@ class Load:
     def _shape(self, item: Item, index: int) -> bytes:
         """Of a request: all of it that takes a server to a new way of computing."""
         body = self._endpoint.body(item, index)
-        return msgspec.json.encode({k: v for k, v in body.items() if k not in ("prompt", "seed")}, order="sorted")
+        return msgspec.json.encode({k: v for k, v in body.items() if k not in _CONTENT}, order="sorted")
 
     async def _request(self, record: Record, item: Item, start: float) -> None:
         body = self._endpoint.body(item, record.index)
@@ -101,8 +103,7 @@ class Load:
         except httpx2.HTTPError as error:
             record.error, record.message = UNREACHABLE, f"{type(error).__name__}: {error}"[:KEEP]
         else:
-            record.outputs, record.pixels = answer.outputs, answer.pixels
-            record.first = None if answer.first is None else answer.first - begin
+            _note(record, answer, begin)
         record.latency = time.perf_counter() - begin
 
     async def _exchange(self, record: Record, body: dict[str, Any]) -> Answer:
@@ -111,6 +112,18 @@ class Load:
             if response.status_code != 200:
                 raise _refusal(response.status_code, await response.aread())
             return await self._endpoint.read(response)
+
+
+def _note(record: Record, answer: Answer, begin: float) -> None:
+    record.outputs, record.pixels = answer.outputs, answer.pixels
+    record.tokens, record.sound = answer.tokens, answer.sound
+    record.first = None if answer.first is None else answer.first - begin
+    if answer.times:
+        record.first_text = answer.times[0] - begin
+        record.gaps = [later - earlier for earlier, later in itertools.pairwise(answer.times)]
+    if answer.playback is not None and answer.playback.first is not None:
+        record.first_sound = answer.playback.first - begin
+        record.underruns, record.silence = answer.playback.breaks, answer.playback.silence
 
 
 class _Detail(msgspec.Struct):

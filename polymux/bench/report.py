@@ -6,7 +6,7 @@ import dataclasses
 import json
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from polymux.bench.records import Record
@@ -54,11 +54,17 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
     for kind, count in summary.errors.items():
         yield f"  {kind}", str(count)
     yield "duration", _seconds(summary.duration)
-    yield "throughput", f"{summary.request_throughput:.3f} requests/s, {summary.output_throughput:.3f} pictures/s"
-    if summary.pixel_throughput:
-        yield "", f"{summary.pixel_throughput / 1e6:.3f} megapixels/s"
+    yield from _throughput(summary)
     yield from _spread("latency", summary.latency)
     yield from _spread("time to first picture", summary.first)
+    yield from _spread("time to first token", summary.first_text)
+    yield from _spread("inter-token latency", summary.gap)
+    yield from _spread("time per output token", summary.per_token)
+    yield from _spread("time to first audio", summary.first_sound)
+    yield from _spread("real-time factor", summary.real_time_factor, _plain)
+    yield from _spread("underrun", summary.silence)
+    if summary.continuity is not None:
+        yield "underruns", f"{summary.underruns}; {summary.continuity:.1%} of the sounds were heard without one"
     if summary.client_wait is not None and summary.client_wait.max > 0.01:
         yield from _spread("wait before sending", summary.client_wait)
     if summary.goodput is not None:
@@ -66,9 +72,27 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "goodput", f"{summary.goodput:.3f} requests/s{attained}"
 
 
-def _spread(name: str, spread: Spread | None) -> Iterator[tuple[str, str]]:
+def _throughput(summary: Summary) -> Iterator[tuple[str, str]]:
+    requests = f"{summary.request_throughput:.3f} requests/s"
+    if not (summary.tokens or summary.sound):
+        requests += f", {summary.output_throughput:.3f} pictures/s"
+    yield "throughput", requests
+    if summary.pixel_throughput:
+        yield "", f"{summary.pixel_throughput / 1e6:.3f} megapixels/s"
+    if summary.tokens:
+        yield "", f"{summary.token_throughput:.3f} tokens/s of text"
+    if summary.sound:
+        yield "", f"{summary.sound_throughput:.3f} s of sound per second, {summary.sound:.2f} s in all"
+
+
+def _spread(name: str, spread: Spread | None, shown: Callable[[float], str] | None = None) -> Iterator[tuple[str, str]]:
     if spread is not None:
-        yield name, "  ".join(f"{key} {_seconds(value)}" for key, value in dataclasses.asdict(spread).items())
+        show = shown or _seconds
+        yield name, "  ".join(f"{key} {show(value)}" for key, value in dataclasses.asdict(spread).items())
+
+
+def _plain(value: float) -> str:
+    return f"{value:.3f}"
 
 
 def _seconds(value: float) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import signal
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx2
@@ -17,14 +17,17 @@ import msgspec
 from tqdm import tqdm
 
 from polymux.bench import dataset, report
-from polymux.bench.endpoint import Images
+from polymux.bench.chat import Chat
+from polymux.bench.endpoint import Endpoint, Images
 from polymux.bench.load import UNREACHABLE, Load
 from polymux.bench.records import Record
-from polymux.bench.settings import BenchSettings
+from polymux.bench.settings import CHAT, IMAGES, SPEECH, BenchSettings, RequestSettings
+from polymux.bench.speech import Speech
 from polymux.bench.summary import summarize
 from polymux.errors import ConfigError, PolymuxError
 
 INTERRUPTED = 130
+_AT: dict[str, Callable[[RequestSettings, str | None], Endpoint]] = {IMAGES: Images, SPEECH: Speech, CHAT: Chat}
 
 
 class _Model(msgspec.Struct):
@@ -52,7 +55,7 @@ async def _run(settings: BenchSettings, data: dataset.Dataset) -> int:
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
     ) as http:
         model = settings.request.model or await _first_model(http)
-        load = Load(http, Images(settings.request, model), settings.load)
+        load = Load(http, _AT[settings.load.endpoint](settings.request, model), settings.load)
         _check_warm(await load.warm_up(data.items))
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()

@@ -7,10 +7,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from polymux.errors import ConfigError
-from polymux.knobs import Checked, knob
+from polymux.knobs import Checked, check_unchanged, knob
 
-ENDPOINTS = ("/v1/images/generations",)
-OBJECTIVES = ("e2el", "ttfp")
+IMAGES, SPEECH, CHAT = "/v1/images/generations", "/v1/audio/speech", "/v1/chat/completions"
+ENDPOINTS = (IMAGES, SPEECH, CHAT)
+OBJECTIVES = ("e2el", "ttfp", "ttft", "ttfa")
+_ONLY = {IMAGES: ("size", "num_images", "steps"), CHAT: ("max_tokens", "speak")}  # knobs of one endpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,12 @@ class RequestSettings(Checked):
         None, "of the first request, the next one has the next; only some servers know it", minimum=0
     )
     extra_body: dict[str, Any] = knob({}, "further fields of every request", metavar="JSON")
-    stream: bool = knob(False, "let pictures be streamed, and measure the time to the first event with one")
+    max_tokens: int | None = knob(None, "chat: max_completion_tokens", minimum=1)
+    speak: bool = knob(False, "chat: let answers be spoken, too")
+    voice: str | None = knob(None, "speech, and spoken answers: the voice")
+    stream: bool = knob(
+        False, "let answers be streamed, and measure the time to the first picture, text or sound, and what follows"
+    )
     api_key: str | None = knob(None, "sent as a bearer token; others on this machine can see it", secret=True)
 
 
@@ -55,7 +62,8 @@ class ReportSettings(Checked):
 
     goodput: tuple[str, ...] = knob(
         (),
-        "objectives, in milliseconds: e2el:5000 (end-to-end latency), ttfp:800 (time to a stream's first picture)",
+        "objectives, in milliseconds: e2el:5000 (end-to-end latency); of streams, time to the first picture "
+        "(ttfp:800), token (ttft:200), sound (ttfa:300)",
         metavar="NAME:MS",
     )
     output: str | None = knob(None, "write everything that was measured to this file, as JSON", metavar="FILE")
@@ -74,8 +82,22 @@ class BenchSettings:
         if url.scheme not in ("http", "https") or not url.netloc:
             what = f"base_url={self.load.base_url!r}: must be like http://127.0.0.1:8000"
             raise ConfigError(what, param="base_url")
-        if "ttfp" in self.objectives() and not self.request.stream:
-            raise ConfigError("goodput: ttfp is measured with --stream only", param="goodput")
+        for endpoint, names in _ONLY.items():
+            if self.load.endpoint != endpoint:
+                check_unchanged(self.request, f"acts only with --endpoint {endpoint}", names)
+        if not self._sounds:
+            check_unchanged(self.request, f"acts only with --endpoint {SPEECH}, or --speak", ("voice",))
+        if self.load.endpoint == SPEECH and self.request.extra_body.get("response_format", "wav") not in ("wav", "pcm"):
+            raise ConfigError("extra_body: the sound's response_format can be wav or pcm here", param="extra_body")
+        measured = {"ttfp": self.load.endpoint == IMAGES, "ttft": self.load.endpoint == CHAT, "ttfa": self._sounds}
+        for name in self.objectives().keys() & measured.keys():
+            if not (measured[name] and self.request.stream):
+                what = f"goodput: {name} is measured with --stream only, at an endpoint that makes such a thing"
+                raise ConfigError(what, param="goodput")
+
+    @property
+    def _sounds(self) -> bool:
+        return self.load.endpoint == SPEECH or self.request.speak
 
     def objectives(self) -> dict[str, float]:
         """Seconds by name. Raises ConfigError."""

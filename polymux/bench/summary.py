@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from polymux.bench.records import Record
@@ -12,7 +12,7 @@ from polymux.bench.records import Record
 
 @dataclass(frozen=True)
 class Spread:
-    """Seconds."""
+    """Seconds, or whatever the values are."""
 
     mean: float
     p50: float
@@ -46,11 +46,23 @@ class Summary:
     errors: dict[str, int]  # by kind
     duration: float  # seconds
     request_throughput: float  # completed requests per second
-    output_throughput: float  # pictures per second
+    output_throughput: float  # pictures, spoken texts or answers per second
     pixel_throughput: float  # per second, of the pictures that came as bytes
+    token_throughput: float  # of text, per second
+    sound_throughput: float  # seconds of sound per second
     outputs: int
+    tokens: int
+    sound: float  # seconds
     latency: Spread | None  # of completed requests, and so on
     first: Spread | None
+    first_text: Spread | None
+    gap: Spread | None  # from a piece of text to the next one, all requests' together
+    per_token: Spread | None  # the mean of each request
+    first_sound: Spread | None
+    real_time_factor: Spread | None
+    silence: Spread | None  # in the sound that somebody plays as it comes
+    underruns: int | None  # times that there was nothing to play
+    continuity: float | None  # the share of those with sound that were heard without a break
     client_wait: Spread | None  # between the moment a request was due and the one it was sent
     goodput: float | None  # completed requests per second that met all objectives
     attainment: float | None  # their share of all that ended
@@ -60,6 +72,8 @@ def summarize(records: Sequence[Record], duration: float, objectives: Mapping[st
     done = [record for record in records if record.succeeded]
     failed = [record for record in records if record.failed]
     outputs, pixels = sum(record.outputs for record in done), sum(record.pixels for record in done)
+    tokens, sound = sum(record.tokens for record in done), math.fsum(record.sound for record in done)
+    breaks = [record.underruns for record in done if record.underruns is not None]
     good = sum(meets(record, objectives) for record in done)
     ended = len(done) + len(failed)
 
@@ -76,16 +90,37 @@ def summarize(records: Sequence[Record], duration: float, objectives: Mapping[st
         request_throughput=rate(len(done)),
         output_throughput=rate(outputs),
         pixel_throughput=rate(pixels),
+        token_throughput=rate(tokens),
+        sound_throughput=rate(sound),
         outputs=outputs,
-        latency=Spread.of([record.latency for record in done if record.latency is not None]),
-        first=Spread.of([record.first for record in done if record.first is not None]),
+        tokens=tokens,
+        sound=sound,
+        latency=_spread(record.latency for record in done),
+        first=_spread(record.first for record in done),
+        first_text=_spread(record.first_text for record in done),
+        gap=Spread.of([gap for record in done for gap in record.gaps]),
+        per_token=_spread(record.per_token for record in done),
+        first_sound=_spread(record.first_sound for record in done),
+        real_time_factor=_spread(record.real_time_factor for record in done),
+        silence=_spread(record.silence for record in done),
+        underruns=sum(breaks) if breaks else None,
+        continuity=breaks.count(0) / len(breaks) if breaks else None,
         client_wait=Spread.of([record.sent - record.due for record in done if record.sent is not None]),
         goodput=rate(good) if objectives else None,
         attainment=good / ended if objectives and ended else None,
     )
 
 
+def _spread(values: Iterable[float | None]) -> Spread | None:
+    return Spread.of([value for value in values if value is not None])
+
+
 def meets(record: Record, objectives: Mapping[str, float]) -> bool:
     """Whether a completed request met all of them."""
-    measured = {"e2el": record.latency, "ttfp": record.first}
+    measured = {
+        "e2el": record.latency,
+        "ttfp": record.first,
+        "ttft": record.first_text,
+        "ttfa": record.first_sound,
+    }
     return all((value := measured[name]) is not None and value <= limit for name, limit in objectives.items())

@@ -16,6 +16,11 @@ STAGE = ("model_name", "stage", "replica")
 LATENCY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0)
 RUN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 TRANSFER_S = (0.00001, 0.0001, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
+FIRST_S = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+NEXT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+SILENCE_S = (0.0, *NEXT_S)
+FACTOR = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.25, 1.5, 2.0, 5.0, 10.0)
+CHUNK_BYTES = tuple(1024.0 * 4**n for n in range(10))
 BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 HTTP_S = (0.005, 0.01, 0.025, 0.05, *LATENCY_S[1:])
 
@@ -79,8 +84,37 @@ FRAMES = _counter("frames", "Frames of videos made.")
 PIXELS = _counter("pixels", "Pixels of pictures and frames made.")
 AUDIO = _counter("audio_seconds", "Seconds of sound made.")
 
+FIRST_TEXT = _histogram(
+    "time_to_first_token_seconds", "From the admission of a request to the first piece of its text.", FIRST_S
+)
+NEXT_TEXT = _histogram(
+    "inter_token_latency_seconds",
+    "From one piece of a request's text to the next one. A piece is a token, or the few that make a character.",
+    NEXT_S,
+)
+FIRST_SOUND = _histogram(
+    "time_to_first_audio_seconds", "From the admission of a request to the first piece of its sound.", FIRST_S
+)
+NEXT_SOUND = _histogram("inter_audio_chunk_seconds", "From one piece of a request's sound to the next one.", NEXT_S)
+REAL_TIME = _histogram(
+    "audio_real_time_factor",
+    "From the admission of a completed request to its end, for each second of the sound that came in pieces.",
+    FACTOR,
+)
+SILENCE = _histogram(
+    "audio_underrun_seconds",
+    "Silence in a completed request's sound for somebody who plays it from its first piece on, as pieces come.",
+    SILENCE_S,
+)
+UNDERRUNS = _counter("audio_underruns", "Times that they had nothing to play before the end.")
+CONTINUITY = _counter(
+    "audio_streams", "Completed requests with sound in pieces, by whether they heard it without a break.",
+    (*MODEL, "continuity"),
+)  # fmt: skip
+
 EDGE = (*MODEL, "from_stage", "to_stage")
 TRANSFER_BYTES = _counter("transfer_bytes", "Tensors handed from stage to stage.", EDGE)
+TRANSFER_SIZE = _histogram("transfer_chunk_bytes", "The size of a chunk that is handed on.", CHUNK_BYTES, EDGE)
 TRANSFER_SECONDS = _histogram(
     "transfer_seconds", "A chunk's way from stage to stage: the time to put it there and to get it.", TRANSFER_S, EDGE
 )
@@ -116,11 +150,14 @@ HTTP_SECONDS = _histogram(
     "http_request_duration_seconds", "From the begin of an HTTP request to the end of its answer.", HTTP_S, ("route",)
 )
 
-REQUEST_METRICS = (RUNNING, WAITING, REQUESTS, LATENCY, QUEUE, PHASES, STEP, OUTPUTS, IMAGES, FRAMES, PIXELS, AUDIO)
+REQUEST_METRICS = (
+    *(RUNNING, WAITING, REQUESTS, LATENCY, QUEUE, PHASES, STEP, OUTPUTS, IMAGES, FRAMES, PIXELS, AUDIO),
+    *(FIRST_TEXT, NEXT_TEXT, FIRST_SOUND, NEXT_SOUND, REAL_TIME, SILENCE, UNDERRUNS, CONTINUITY),
+)
 STAGE_METRICS = (
     *(READY, RESTARTS, STEPS, RUN_SECONDS, BATCH_SIZE, OFFLOAD_BYTES, OFFLOAD_LATE, CACHE_QUERIES, CACHE_HITS),
     *(DEVICE_MEMORY, HOST_MEMORY),
-    *(TRANSFER_BYTES, TRANSFER_SECONDS),
+    *(TRANSFER_BYTES, TRANSFER_SIZE, TRANSFER_SECONDS),
 )
 HTTP_METRICS = (HTTP_REQUESTS, HTTP_SECONDS)
 ALL = (*REQUEST_METRICS, *STAGE_METRICS, *HTTP_METRICS)
@@ -136,6 +173,7 @@ LABELS = {  # what a label says, and which values it takes
     "ready (503)",
     "phase": "`encode`, `denoise`, `decode`",
     "modality": "`image`, `video`, `audio`, `text`",
+    "continuity": "`unbroken`, `broken`: there was nothing to play at some time before the end",
     "component": "a component of the pipeline, such as `text_encoder`, `transformer`, `vae`",
     "cache": "`runtime_cache`: final weights on disk, looked for once per denoiser when the model is loaded; "
     "`prompt_cache`: results of encoders, looked for at every call of one; `first_block`: calls of a denoiser, and "

@@ -17,6 +17,7 @@ from polymux.metrics import catalog
 from polymux.metrics.catalog import Spec
 from polymux.metrics.outcome import OUTCOMES, Outcome
 from polymux.metrics.stage import StageCollector
+from polymux.metrics.streams import StreamMetrics
 from polymux.request import ArrayData, Finished, ImageData, OutputChunk, StageStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -49,8 +50,10 @@ class Metrics:
             counter(spec, registry).labels(model_name)
             for spec in (catalog.IMAGES, catalog.FRAMES, catalog.PIXELS, catalog.AUDIO)
         )
+        self.streams = StreamMetrics(model_name, registry)
         self._restarts = counter(catalog.RESTARTS, registry)
         self._transfer_bytes = counter(catalog.TRANSFER_BYTES, registry)
+        self._transfer_size = histogram(catalog.TRANSFER_SIZE, registry)
         self._transfer_seconds = histogram(catalog.TRANSFER_SECONDS, registry)
         self._stages = StageCollector(model_name, stages)
         registry.register(self._stages)
@@ -106,7 +109,9 @@ class Metrics:
 
     def handed_on(self, source: int, target: int, nbytes: int) -> None:
         """From one stage to another."""
-        self._transfer_bytes.labels(self._name, str(source), str(target)).inc(nbytes)
+        edge = (self._name, str(source), str(target))
+        self._transfer_bytes.labels(*edge).inc(nbytes)
+        self._transfer_size.labels(*edge).observe(nbytes)
 
     def arrived(self, source: int, target: int, seconds: float) -> None:
         self._transfer_seconds.labels(self._name, str(source), str(target)).observe(seconds)

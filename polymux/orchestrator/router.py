@@ -7,7 +7,7 @@ by their tickets; not whether the model works as a whole.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -144,7 +144,9 @@ class Router:
             ticket.past[replica.stage] = leg
         last = ticket.done.get(ticket.reached)  # not always the last one of the model: a stage may hand on nothing
         if last is not None and not ticket.legs:
-            self._tickets.end(ticket, last if len(self._stages) == 1 else _together(ticket))
+            self._tickets.end(
+                ticket, last if len(self._stages) == 1 else together(ticket.done, time.monotonic() - ticket.admitted)
+            )
         self._tickets.release(ticket)
 
     def _fail(self, ticket: Ticket, error: PolymuxError) -> None:
@@ -158,11 +160,11 @@ class Router:
             leg.send(Abort(ticket.request_id))
 
 
-def _together(ticket: Ticket) -> Finished:
-    """The output of the last stage, with the work of all of them, and the seeds and the text of the first."""
-    ends = [ticket.done[stage] for stage in sorted(ticket.done)]
+def together(done: Mapping[int, Finished], total: float) -> Finished:
+    """The output of the last stage, with the work of all of them, and the seeds and the text of the first. `done`: by
+    stage; `total`: seconds."""
+    ends = [done[stage] for stage in sorted(done)]
     added = {name: sum(getattr(end.metrics, name) for end in ends) for name in _ADDED}
-    total = time.monotonic() - ticket.admitted
     metrics = RequestMetrics(queue=ends[0].metrics.queue, total=total, **added)
     cut = next((end.finish_reason for end in ends if end.finish_reason == "length"), ends[0].finish_reason)
     return replace(ends[-1], seeds=ends[0].seeds, text=ends[0].text, finish_reason=cut, metrics=metrics)

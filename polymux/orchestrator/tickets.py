@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from polymux.errors import PolymuxError, RequestAbortedError
 from polymux.metrics import Metrics, Outcome, catalog
+from polymux.metrics.streams import Stream
 from polymux.orchestrator.leg import Leg
 from polymux.request import Finished, News, OutputChunk, Progress, Request
 
@@ -26,6 +27,7 @@ class Ticket:
     def __init__(self, request: Request) -> None:
         self.request, self.request_id = request, request.request_id
         self.admitted = time.monotonic()
+        self.stream = Stream(self.admitted)
         self.started_at: float | None = None  # the stage works on it
         self.ended = False  # the consumer has its answer; the stage may still have to let go
         self.begun: list[OutputChunk] = []  # of each array that comes in parts, what it is, without the rows
@@ -106,6 +108,7 @@ class Tickets:
         if not ticket.started and not (isinstance(event, Progress) and event.phase == "queued"):
             ticket.started_at = time.monotonic()
         if not ticket.ended:
+            self._metrics.streams.came(ticket.stream, event, time.monotonic())
             ticket.put(event)
 
     def abort(self, request_id: str) -> bool:
@@ -140,6 +143,7 @@ class Tickets:
             now = time.monotonic()
             self._recent.append(now - (ticket.started_at or now))
             self._metrics.finished(how, now - ticket.admitted, ticket.begun)
+            self._metrics.streams.finished(ticket.stream, now - ticket.admitted)
         else:
             self._metrics.count(outcome_of(how))
         if self.live == 0:

@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 
 from polymux.bench.records import Record
+from polymux.bench.settings import ENDPOINTS
 from polymux.bench.summary import Spread, quantile, summarize
 from polymux.cli.main import main
 
@@ -79,7 +80,7 @@ class FakeServer:
                 answer = server.answer(body, number)
                 with server.lock:
                     server.under_way -= 1
-                self.reply(answer if self.path == "/v1/images/generations" else refusal(404, "unknown_url"))
+                self.reply(answer if self.path in ENDPOINTS else refusal(404, "unknown_url"))
 
             def reply(self, answer: Answer) -> None:
                 status, kind, content = answer
@@ -322,6 +323,12 @@ def test_a_warm_up_that_fails_ends_it(server: FakeServer, capsys: pytest.Capture
         (["--goodput", "fast:1"], "--goodput"),
         (["--goodput", "e2el:-1"], "--goodput"),
         (["--goodput", "ttfp:1"], "--goodput"),
+        (["--goodput", "ttft:1", "--stream"], "--goodput"),
+        (["--goodput", "ttfa:1", "--stream", "--endpoint", "/v1/chat/completions"], "--goodput"),
+        (["--speak"], "--speak"),
+        (["--voice", "a", "--endpoint", "/v1/chat/completions"], "--voice"),
+        (["--size", "8x8", "--endpoint", "/v1/audio/speech"], "--size"),
+        (["--endpoint", "/v1/audio/speech", "--extra-body", '{"response_format": "mp3"}'], "--extra-body"),
         (["--output", "/no/such/folder/x.json"], "--output"),
         (["--extra-body", "[]"], "--extra-body"),
         (["--endpoint", "/v1/nothing"], "--endpoint"),

@@ -1,13 +1,17 @@
-"""Two stages that compute nothing: one counts, the other speaks what it gets. Started as `fake_stage.py` is.
+"""Stages that compute nothing: the first one counts, the last one speaks what it gets, one between them hands it on.
+Started as `fake_stage.py` is.
 
 The prompt of a request says what happens: words `chunks N` (how many are handed on), `floats N` (how large each is),
 `stall` (the first stage hands on one chunk, and no more), `fail` (the second stage fails at its second chunk),
-`hang` (the second stage never comes back from its first chunk).
+`hang` (the second stage never comes back from its first chunk), `mute` (the first stage hands on nothing; with
+`stall`, it never ends).
 """
 
+import json
 import sys
 import time
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 
@@ -113,6 +117,12 @@ class Counter(Fake):
             if not self._may(request):
                 continue
             asked, number = words(request), self.done[name]
+            if "mute" in asked:
+                self.events.append(Progress(name, "denoise", 1, 1))
+                self.done[name] += 1
+                if "stall" not in asked:
+                    self.end(name, [7], RequestMetrics(steps=1))
+                continue
             last = number + 1 == asked.get("chunks", 1)
             parcel = self.connector.put(name, {"x": np.full(asked.get("floats", 1), number, np.float32)})
             self.events += [
@@ -173,9 +183,27 @@ class Speaker(Fake):
         return self.flush()
 
 
+class Relay(Speaker):
+    """Each chunk is handed on as it is."""
+
+    def step(self) -> list[Event]:
+        for name in list(self.requests):
+            if not self._may(name):
+                continue
+            chunk = self.inbox[name].popleft()
+            parcel = self.connector.put(name, self.connector.get(chunk.parcel))
+            self.events += [Consumed(name, 0.25), Chunk(name, 0, parcel, chunk.last, chunk.last)]
+            self.under_way[name] += 1
+            if chunk.last:
+                self.end(name, [], RequestMetrics(audio_tokens=3))
+        return self.flush()
+
+
 def make(config: EngineConfig) -> Fake:
     assert config.stages.split_stages
-    return (Counter, Speaker)[config.stage](config)
+    family = json.loads(Path(config.model.model, "config.json").read_text())["architectures"][0]
+    stages = (Counter, Speaker) if family.startswith("Dia") else (Counter, Relay, Speaker)
+    return stages[config.stage](config)
 
 
 if __name__ == "__main__":
