@@ -37,6 +37,9 @@ EIGHT_BITS = {"cosmos1-t2w", "cosmos2-t2i", "cosmos2-v2w", "cosmos25-predict"}
 # They choose a size of a megapixel themselves.
 SLOW = {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "longcat-image-edit", "kandinsky5-t2i"}
 
+# A language model writes hundreds of tokens for each of its pictures, however small.
+LONG = {"glm-image"}
+
 
 def drive(engine: DiffusionEngine) -> dict[str, Event]:
     """Step until nothing is left; the last event of each request."""
@@ -109,7 +112,7 @@ def test_family(name: str, tiny_checkpoint: Callable[..., Path]) -> None:
     company.close()
 
     # Nothing of a request stays on the pipeline: it still gives what it gave.
-    if name not in SLOW:
+    if name not in SLOW | LONG:
         assert distance(reference(pipeline, first, 1, output_type), wanted[0]) == 0.0
 
 

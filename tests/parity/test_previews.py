@@ -25,6 +25,7 @@ from .reference import request, takes_steps
 from .test_families import SLOW
 
 STEPS = 4
+NONE = {"glm-image"}  # it makes none
 LARGE = SLOW | {"hidream-i1"}  # their pictures have a megapixel, of which three previews take long on a CPU
 
 
@@ -54,7 +55,7 @@ def makes_pictures(checkpoint: Path) -> bool:
     return family_of(json.loads(index.read_text())["_class_name"]).modality == "image"
 
 
-@pytest.mark.parametrize("name", sorted({*names("diffusers"), *names("modular")} - LARGE))
+@pytest.mark.parametrize("name", sorted({*names("diffusers"), *names("modular")} - LARGE - NONE))
 def test_family(name: str, tiny_checkpoint: Callable[..., Path]) -> None:
     if not makes_pictures(tiny_checkpoint(name)):
         pytest.skip("makes no pictures")
