@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,6 +43,7 @@ CODER_METHODS = ("encode", "decode")
 ENCODER_METHODS = ("forward", "get_text_features", "get_image_features", "get_image_tokens")
 SUBMODULE_DEPTH = 3  # as deep as pipelines are known to reach: text_encoder.text_model.final_layer_norm
 
+Paths = tuple[str, ...]
 Handler = Callable[["Component", str, tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -68,8 +69,9 @@ class Entry:
 class Component:
     """One module of a pipeline. Its methods are named by their path: "forward", "decode", "model.forward"."""
 
-    def __init__(self, name: str, module: torch.nn.Module, role: Role) -> None:
-        self.name, self.module, self.role = name, module, role
+    def __init__(self, name: str, module: torch.nn.Module, role: Role, looped: bool = False) -> None:
+        """`looped`: what calls it is a loop of its own, each of whose calls follows from the one before."""
+        self.name, self.module, self.role, self.looped = name, module, role, looped
         self.weights = Weights(module)
         self.tuned = TunedLayers(module)
         self.main = _main_methods(module, role)
@@ -193,15 +195,24 @@ def _patch_area(module: torch.nn.Module) -> int:
     return size * size if isinstance(size, int) else 1
 
 
-def components_of(parts: Iterable[tuple[str, object]], denoisers: tuple[str, ...] = ()) -> list[Component]:
-    """The components among a pipeline's parts. `denoisers` names further ones than the usual names tell."""
+def components_of(
+    parts: Iterable[tuple[str, object]], denoisers: tuple[str, ...] = (), loops: Sequence[tuple[str, Paths]] = ()
+) -> list[Component]:
+    """The components among a pipeline's parts. `denoisers` names further ones than the usual names tell; `loops` the
+    modules inside those parts that sessions run themselves."""
     modules: dict[torch.nn.Module, str] = {}
     for name, part in parts:
         if isinstance(part, torch.nn.Module):
             modules.setdefault(part, name)  # one module may stand for several parts
-    return [
-        Component(name, module, "denoiser" if name in denoisers else role_of(name)) for module, name in modules.items()
-    ]
+    inside, made = dict(loops), list[Component]()
+    for module, name in modules.items():
+        role = "denoiser" if name in denoisers else role_of(name)
+        if name in inside:
+            paths = inside[name]
+            made += [Component(f"{name}.{path}", module.get_submodule(path), role, looped=True) for path in paths]
+        else:
+            made.append(Component(name, module, role))
+    return made
 
 
 def role_of(name: str) -> Role:

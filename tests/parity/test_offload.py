@@ -24,7 +24,7 @@ from polymux.testing.tiny import TINY, names
 
 from .reference import Arrays, distance, request, takes_steps
 from .small import choose_small, small_call
-from .test_families import EIGHT_BITS, TOLERANCE, another, arrays, drive
+from .test_families import EIGHT_BITS, LONG, TOLERANCE, another, arrays, drive
 
 CPU = torch.device("cpu")
 
@@ -56,6 +56,8 @@ class Run:
         self.engine.add(request(first, "alone", 1, output_type))
         self.alone: Arrays = arrays(drive(self.engine)["alone"])
         self.stats: StageStats = self.engine.stats
+        if name in LONG:
+            return
         before = self.engine.stats.steps
         self.engine.add(request(first, "left", 3, output_type))
         self.engine.add(request(second, "company", 2, output_type))
@@ -84,10 +86,13 @@ def test_family(name: str, tiny_checkpoint: Callable[..., Path], monkeypatch: py
     for strategy, flags in STRATEGIES.items():
         run = Run(name, folder, flags)
         assert distance(run.alone, plain.alone) == 0, strategy
-        assert distance(run.company, plain.company) <= TOLERANCE, strategy
+        if name not in LONG:
+            assert distance(run.company, plain.company) <= TOLERANCE, strategy
         assert run.engine.weights.plan.strategy == ("model-level" if strategy == "model-level" else "layerwise")
         assert sum(stream.missed for stream in run.streams) == 0, "the blocks do not run in the declared order"
         if strategy == "layerwise":
-            assert sum(stream.fetched for stream in run.streams) > sum(run.stats.calls.values()) / 2
+            looped = {component.name for component in run.engine.components if component.looped}  # not streamed
+            calls = sum(count for name, count in run.stats.calls.items() if name not in looped)
+            assert sum(stream.fetched for stream in run.streams) > calls / 2
         assert sum(run.stats.offload_bytes.values()) > 0 and not any(run.stats.offload_late.values())
         run.engine.close()

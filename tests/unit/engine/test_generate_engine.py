@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from polymux.config import EngineConfig
+from polymux.diffusion.replica import replica
 from polymux.engine.generate_engine import GenerateEngine
-from polymux.engine.generate_model import replica
 from polymux.engine.outbound import WINDOW
 from polymux.engine.sound_job import AHEAD
 from polymux.errors import InvalidRequestError, NotReadyError
