@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -141,7 +142,9 @@ class Runner:
         head.component.tuned.activate(head.adapters)
         try:
             with head.state.active(self.device.type), self.step_cache.active(head), self.attention.active(head):
-                result = head.component.run(head.method, arguments)
+                compiled = head.component.compiled
+                with nullcontext() if compiled is None else compiled.active(head.adapters):
+                    result = head.component.run(head.method, arguments)
         finally:
             after = RandomState.now(self.device)
             outside.apply()

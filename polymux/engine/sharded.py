@@ -30,6 +30,7 @@ class Sharding:
     undoings: tuple[Callable[[], None], ...] = ()
     divided: bool = False  # a rank has only a part of the weights
     fixed: bool = False  # they cannot be moved off their device
+    splits: bool = False  # ranks share a denoiser's call, and talk to each other in it
 
     def undo(self) -> None:
         for undo in self.undoings:
@@ -50,7 +51,8 @@ def shard(
         elif component.role == "decoder" and "decode" in component.main and config.parallel.vae_patch_parallel_size > 1:
             undoings.append(share_tiles(component.module, mesh.world).undo)
             log.info("parallel: %s: its tiles on %d ranks", component.name, mesh.size)
-    return Sharding(tuple(undoings), config.parallel.divides_weights, config.parallel.use_hsdp)
+    splits = config.parallel.divides_weights or mesh.sequence is not None
+    return Sharding(tuple(undoings), config.parallel.divides_weights, config.parallel.use_hsdp, splits)
 
 
 def _denoiser(component: Component, family: Family, mesh: Mesh, sliced: bool) -> list[Callable[[], None]]:

@@ -48,6 +48,7 @@ LAYERS = (
         "parcel",
         "stage_config",
         "attention",
+        "compilation_config",
         "step_caches",
         "quantization_config",
         "knobs",
