@@ -55,6 +55,7 @@ LAYERS = (
         "parallel_config",
         "profiler_config",
         "request",
+        "profile",
         "errors",
         "version",
     ),
