@@ -109,7 +109,11 @@ def main() -> None:
         folder = Path(scratch)
         model = make_model("wan-tiny" if tiny else "wan-14b", folder)
         config = EngineConfig.from_flat(
-            model=str(model), load_format="dummy", max_num_seqs=1, output_chunk_bytes=2**16 if tiny else 8 * 2**20
+            model=str(model),
+            load_format="dummy",
+            max_num_seqs=1,
+            enforce_eager=True,
+            output_chunk_bytes=2**16 if tiny else 8 * 2**20,
         )
         engines = Table("engine", ("path", "seconds", "ratio", "equal"))
         plain, wanted = engine_seconds(config, params, plain=True)

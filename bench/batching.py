@@ -81,8 +81,10 @@ class Model:
             )  # fmt: skip
 
     def engine(self, count: int, size: int, steps: int, budget: int) -> None:
-        flat = EngineConfig.from_flat(model=self.config.model.model, max_num_seqs=8, max_batched_tokens=budget)
-        engine = DiffusionEngine(flat, self.pipeline, self.device)
+        knobs = {"max_num_seqs": 8, "max_batched_tokens": budget, "enforce_eager": True}
+        engine = DiffusionEngine(
+            EngineConfig.from_flat(model=self.config.model.model, **knobs), self.pipeline, self.device
+        )
         for i, prompt in enumerate(prompts(count)):
             params = OmniDiffusionSamplingParams(
                 height=size, width=size, num_inference_steps=steps + i % 3, seed=i, **self.guidance()

@@ -65,7 +65,7 @@ class Bench:
     def run(self, backend: str, settings: Settings) -> tuple[float, list[Array], float]:
         """Seconds, pictures, and the share of calls that were shortened."""
         cache = {} if backend == "none" else {"cache_backend": backend, "cache_config": settings}
-        flat = EngineConfig.from_flat(model="bench", prompt_cache_gib=0, max_num_seqs=1, **cache)
+        flat = EngineConfig.from_flat(model="bench", prompt_cache_gib=0, max_num_seqs=1, enforce_eager=True, **cache)
         engine = DiffusionEngine(flat, self.pipeline, self.device)
         self._generate(engine, "warm up", 2)
         before = engine.stats

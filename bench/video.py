@@ -140,6 +140,7 @@ def main() -> None:
             model=str(model),
             load_format="dummy",
             max_num_seqs=1,
+            enforce_eager=True,
             output_chunk_bytes=2**16 if settings.tiny else 8 * 2**20,
         )
         steps = Table("steps", ("bare s/step", "engine s/step", "engine / bare"))

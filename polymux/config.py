@@ -21,6 +21,7 @@ import msgspec
 
 from polymux import step_caches
 from polymux.attention import BACKENDS, AttentionConfig, AttentionSpec
+from polymux.compilation_config import CompilationConfig
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, build, check_unchanged, conflict, flag_of, knob
 from polymux.memory_config import MemoryConfig
@@ -237,6 +238,7 @@ class EngineConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
     attention: AttentionChoiceConfig = field(default_factory=AttentionChoiceConfig)
+    compilation: CompilationConfig = field(default_factory=CompilationConfig)
     quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
     caches: CacheConfig = field(default_factory=CacheConfig)
     speech: SpeechConfig = field(default_factory=SpeechConfig)
@@ -326,6 +328,15 @@ def runtime_cache_dir(chosen: str | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polymux" / "runtime"
 
 
+def use_compile_cache(chosen: str | None = None) -> Path:
+    """Have torch keep what it compiles in the folder that was chosen, or else where its own variable says, or else in
+    the user's cache folder. Holds for the whole process."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polymux" / "compile"
+    folder = Path(chosen or os.environ.get(_COMPILE_CACHE) or base).expanduser().absolute()
+    os.environ.update({_COMPILE_CACHE: str(folder)})
+    return folder
+
+
 def data_dir(config: ServerConfig, chosen: str | None, what: str) -> Path | None:
     """Where this server keeps its videos or voices: the folder that was chosen, or one for this address in the user's
     data folder. None if the port is chosen anew at every start, so that no later server is the same one."""
@@ -379,4 +390,5 @@ def _lines(path: str) -> list[str]:
 
 
 _API_KEY = "POLYMUX_API_KEY"
+_COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"  # of torch
 _ATTENTION = "DIFFUSION_ATTENTION_BACKEND"

@@ -9,6 +9,7 @@ from PIL import Image
 
 from polymux.errors import PolymuxError
 from polymux.media.wire import Array, from_wire
+from polymux.profile import Profile
 from polymux.request import (
     Finished,
     FinishReason,
@@ -30,7 +31,8 @@ class OmniRequestOutput:
     (frames, height, width, 3), floats in 0..1 with "np". `audio`: float arrays (channels, samples). `text`: of models
     that write, and `finish_reason` says how it ended: "stop", or "length" for want of room. `segments` and `language`:
     of a transcript. `latents`: arrays, with "latent", in place of the others. `seeds` gives each output again; None
-    where no single seed made it. `error` is set in place of all output if the request failed.
+    where no single seed made it. `profile` says where the time went, if that was asked for. `error` is set in place of
+    all output if the request failed.
     """
 
     request_id: str
@@ -48,6 +50,7 @@ class OmniRequestOutput:
     fps: float | None = None
     sample_rate: int | None = None
     metrics: RequestMetrics = RequestMetrics()
+    profile: Profile | None = None
     error: PolymuxError | None = None
 
 
@@ -110,6 +113,7 @@ def output_of(request: Request, finished: Finished, chunks: ChunkCollector | Non
         fps=finished.fps,
         sample_rate=finished.sample_rate,
         metrics=finished.metrics,
+        profile=finished.profile,
     )
     if finished.text is not None and finished.finish_reason is not None:
         output.text, output.finish_reason = [finished.text], [finished.finish_reason]

@@ -13,6 +13,7 @@ import msgspec
 
 from polymux.errors import ErrorInfo
 from polymux.parcel import Chunk, Consumed
+from polymux.profile import Profile
 from polymux.tools import CallFormat, ToolCall, ToolUse
 
 Modality = Literal["image", "video", "audio", "text"]
@@ -57,6 +58,7 @@ class OmniDiffusionSamplingParams:
     frame_interpolation_exp: int = 1  # n frames become (n - 1) * 2^exp + 1
     frame_interpolation_scale: float = 1.0  # of the frames, where motion is estimated: below 1 is cheaper
     output_type: Literal["pil", "np", "latent"] = "pil"
+    profile: bool = False  # tell with the output where the time went
     extra_args: dict[str, Any] = field(default_factory=dict)  # the pipeline's own further arguments
 
     @property
@@ -217,6 +219,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     finish_reason: FinishReason | None = None  # length: there was no room for more
     segments: list[Segment] = []  # of a transcript
     language: str | None = None  # likewise, as the model heard it
+    profile: Profile | None = None  # if it was asked for
 
 
 class OutputChunk(msgspec.Struct, frozen=True, tag="chunk"):

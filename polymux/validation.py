@@ -41,7 +41,7 @@ MAX_SCALE = 1000  # far beyond what makes sense, and far below what overflows in
 # Answered by the engine, so no pipeline needs to take them. All other fields are arguments of the pipeline.
 INTERPOLATION = ("enable_frame_interpolation", "frame_interpolation_exp", "frame_interpolation_scale")
 _ENGINE_FIELDS = {
-    *("lora", "seed", "generator", "num_outputs_per_prompt", "output_type", "extra_args"),
+    *("lora", "seed", "generator", "num_outputs_per_prompt", "output_type", "profile", "extra_args"),
     *INTERPOLATION,
 }
 ARGUMENT_FIELDS = tuple(f.name for f in dataclasses.fields(OmniDiffusionSamplingParams) if f.name not in _ENGINE_FIELDS)
@@ -253,6 +253,8 @@ def _check_counts(params: OmniDiffusionSamplingParams, capabilities: Capabilitie
         _check_integer("max_sequence_length", length, 1, limits.max_prompt_length, "--max-prompt-length")
     if params.output_type not in ("pil", "np", "latent"):
         raise refuse("output_type", params.output_type, "allowed are pil, np, latent")
+    if type(params.profile) is not bool:
+        raise refuse("profile", params.profile, "must be true or false")
 
 
 def _check_scales(params: OmniDiffusionSamplingParams) -> None:

@@ -28,6 +28,7 @@ from polymux.knobs import build
 from polymux.media.video import frames_for
 from polymux.omni import AsyncOmni
 from polymux.omni_output import OmniRequestOutput
+from polymux.profile import lines_of
 from polymux.prompts import OmniPrompt, Params, request_of
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, Progress, Request, SamplingParams
 from polymux.sampling import sampling_of
@@ -69,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_interpolation(asked)
     add("--max-new-tokens", type=int, metavar="N", help="of models that write tokens (default: the model's own)")
     add("--temperature", type=float, metavar="X", help="likewise; 0: the likeliest tokens")
+    add("--profile", action="store_true", help="say where the time went, on stderr")
     add("--extra-args", type=json_object, default={}, metavar="JSON", help="further arguments of the model's pipeline")
     add_config(parser, EngineConfig)
 
@@ -141,6 +143,8 @@ def run(arguments: argparse.Namespace) -> int:
     for path in write(output, target, fps):
         print(path)
     print(f"seed: {', '.join(str(seed) for seed in output.seeds)}", file=sys.stderr)
+    for line in lines_of(output.profile) if output.profile is not None else ():
+        print(line, file=sys.stderr)
     return 0
 
 

@@ -37,9 +37,21 @@ class CallOwner:
         """Suspend until `call` has run; raises what it raised."""
         raise NotImplementedError
 
-    def spent(self, call: Call, seconds: Seconds) -> None:
-        """A run that answered `call` took this long."""
+    def spent(self, call: Call, seconds: Seconds, calls: int = 1, own: int = 1) -> None:
+        """A run took this long that answered so many calls, `own` of them its own, one of which is `call`."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Span:
+    """A run that answered calls of a session. `step`: of a denoiser, which step of the session's loop it was for."""
+
+    component: str
+    phase: Phase
+    step: int | None
+    seconds: Seconds  # one object for all sessions whose calls the run answered
+    calls: int  # that it answered
+    own: int  # of these, the session's
 
 
 class Tap:

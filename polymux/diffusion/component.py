@@ -17,6 +17,7 @@ import torch
 from greenlet import getcurrent
 
 from polymux.diffusion.call import Phase
+from polymux.diffusion.compiled_blocks import CompiledBlocks
 from polymux.diffusion.precision import Weights
 from polymux.diffusion.tuned import TunedLayers
 from polymux.errors import ConfigError
@@ -74,6 +75,7 @@ class Component:
         self.name, self.module, self.role, self.looped = name, module, role, looped
         self.weights = Weights(module)
         self.tuned = TunedLayers(module)
+        self.compiled: CompiledBlocks | None = None
         self.main = _main_methods(module, role)
         self.look_up()
         self.patch_area = _patch_area(module)

@@ -14,6 +14,7 @@ from diffusers.loaders.lora_base import LoraBaseMixin
 from diffusers.models.autoencoders.vae import AutoencoderMixin
 
 from polymux.diffusion.attention import goes_through_dispatcher
+from polymux.diffusion.compiled_blocks import CompiledBlocks
 from polymux.diffusion.component import is_denoiser
 from polymux.families.base import Family
 from polymux.families.features import FEATURES
@@ -62,5 +63,7 @@ def _of_denoisers(modules: Sequence[torch.nn.Module], family: Family) -> Iterato
         yield "quantization"
     if all(is_read_for(type(module)) for module in modules):
         yield "gguf"
+    if any(CompiledBlocks.problem(module, family) is None for module in modules):
+        yield "compile"
     if any(map(goes_through_dispatcher, modules)):
         yield "attention"

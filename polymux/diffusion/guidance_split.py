@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from polymux.diffusion.call import Call
 from polymux.diffusion.merging import NotMergeable, joined, samples_of
-from polymux.diffusion.runner import Runner, is_out_of_memory
+from polymux.diffusion.runner import Runner, is_out_of_memory, tell_owners
 from polymux.diffusion.timing import Stopwatch
 from polymux.diffusion.tracebacks import drop_frames
 from polymux.errors import PolymuxError, StageDeadError, from_info, info_of
@@ -128,9 +128,7 @@ class GuidanceSplit:
                 call.finish(answer)
             if place != mine:
                 self.runner.log.add(group[0], len(group), seconds)
-                for owner, call in {call.owner: call for call in group}.items():
-                    if all(other.owner is not owner for other in own):
-                        owner.spent(call, seconds)
+                tell_owners(group, seconds, but=[call.owner for call in own])
         return None
 
     def _in_parts(self, calls: list[Call]) -> str | None:

@@ -8,19 +8,21 @@ error reaches only the calls that have it when they run alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
 from polymux.diffusion.attention import AttentionChoice
-from polymux.diffusion.call import Call
+from polymux.diffusion.call import Call, CallOwner
 from polymux.diffusion.merging import Merger, NotMergeable
 from polymux.diffusion.random_state import RandomState
 from polymux.diffusion.run_log import RunLog
 from polymux.diffusion.step_cache import StepCache
-from polymux.diffusion.timing import Stopwatch
+from polymux.diffusion.timing import Seconds, Stopwatch
 from polymux.diffusion.tracebacks import drop_frames
 from polymux.errors import GenerationError, OutOfMemoryError
 
@@ -141,7 +143,9 @@ class Runner:
         head.component.tuned.activate(head.adapters)
         try:
             with head.state.active(self.device.type), self.step_cache.active(head), self.attention.active(head):
-                result = head.component.run(head.method, arguments)
+                compiled = head.component.compiled
+                with nullcontext() if compiled is None else compiled.active(head.adapters):
+                    result = head.component.run(head.method, arguments)
         finally:
             after = RandomState.now(self.device)
             outside.apply()
@@ -152,14 +156,21 @@ class Runner:
         elif not after.equals(before):
             raise NotMergeable("it draws random numbers, which are each request's own")
         seconds = watch.stop()
-        for owner, call in {call.owner: call for call in calls}.items():  # once for all guidance calls of a session
-            owner.spent(call, seconds)
+        tell_owners(calls, seconds)
         self.log.add(head, len(calls), seconds)
         return result
 
     def _free(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def tell_owners(calls: Sequence[Call], seconds: Seconds, but: Collection[CallOwner] = ()) -> None:
+    """That a run of these calls took so long: once for all guidance calls of a session."""
+    numbers = Counter(call.owner for call in calls)
+    for owner, call in {call.owner: call for call in calls}.items():
+        if owner not in but:
+            owner.spent(call, seconds, len(calls), numbers[owner])
 
 
 def is_out_of_memory(error: BaseException) -> bool:

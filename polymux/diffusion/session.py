@@ -8,6 +8,7 @@ Which call runs when is not decided here.
 from __future__ import annotations
 
 import copy
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import torch
 from diffusers import SchedulerMixin
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from polymux.diffusion.call import Call, CallOwner, Phase, Place, Tap, TorchState, tensors_in
+from polymux.diffusion.call import Call, CallOwner, Place, Span, Tap, TorchState, tensors_in
 from polymux.diffusion.component import Component, SessionGreenlet
 from polymux.diffusion.deferred import Deferred, deferrable, promise, specs_of
 from polymux.diffusion.precision import Weights
@@ -78,7 +79,8 @@ class Session(CallOwner):
     result: Any = None
     error: BaseException | None = None
     where: str = ""  # the lines that the error came from
-    spans: list[tuple[Phase, Seconds]] = field(default_factory=list)  # of the runs that answered its calls
+    spans: list[Span] = field(default_factory=list)  # the runs that answered its calls
+    own_seconds: float = 0.0  # of its pipeline's own code
     blocked_on: Call | None = None
     coroutine: Coroutine | None = None
     pipeline: Any = None  # its own copy, while it runs
@@ -112,7 +114,7 @@ class Session(CallOwner):
     def computing(self) -> bool:
         """Whether it has come to its denoiser, or a call of its has failed."""
         in_call = self.failure is not None and self.error is self.failure
-        return in_call or any(phase != "encode" for phase, _ in self.spans)
+        return in_call or any(span.phase != "encode" for span in self.spans)
 
     @property
     def ready(self) -> bool:
@@ -143,6 +145,7 @@ class Session(CallOwner):
         self.coroutine.parent = getcurrent()
         device = self.settings.device
         outside, random_outside = TorchState.now(device.type), RandomState.now(device)
+        start = time.perf_counter()
         try:
             with dispatcher_kept():
                 self.torch_state.apply(device.type)
@@ -159,6 +162,7 @@ class Session(CallOwner):
             self.error = error
             raise
         finally:
+            self.own_seconds += time.perf_counter() - start
             self.torch_state = TorchState.now(device.type)
             self.random = RandomState.now(device)
             outside.apply(device.type)
@@ -214,8 +218,9 @@ class Session(CallOwner):
             return False
         return call.component.role == "denoiser" and call.method in call.component.main
 
-    def spent(self, call: Call, seconds: Seconds) -> None:
-        self.spans.append((call.phase, seconds))
+    def spent(self, call: Call, seconds: Seconds, calls: int = 1, own: int = 1) -> None:
+        step = call.place.step if call.place is not None and call.phase == "denoise" else None
+        self.spans.append(Span(call.component.name, call.phase, step, seconds, calls, own))
 
     def wait_for(self, call: Call) -> None:
         if self.coroutine is None or getcurrent() is not self.coroutine:

@@ -39,7 +39,7 @@ from polymux.engine.job import Job, randomness_of
 from polymux.engine.model import Model
 from polymux.engine.outbound import Outbound, Outputs, OutputThread
 from polymux.engine.session_engine import SessionEngine, prepare_device
-from polymux.engine.warmup import run_first_that_works, warmup_requests
+from polymux.engine.warmup import run_first_that_works, run_merged, warmup_requests
 from polymux.memory.residency import Residency
 from polymux.parallel.mesh import ALONE, Mesh
 from polymux.request import LoRARequest, Preview, Request, StageStats
@@ -154,7 +154,9 @@ class DiffusionEngine(SessionEngine[Job, Model]):
 
     def warm_up(self, through: StageEngine | None = None) -> None:
         """Make one small generation; `through`: whoever has this engine make its steps. Raises what it raised."""
-        run_first_that_works(through or self, warmup_requests(self.described, self.family, self.shape))
+        request = run_first_that_works(through or self, warmup_requests(self.described, self.family, self.shape))
+        if self.loaded.compiled.used and self.max_sessions > 1:
+            run_merged(through or self, request)
         self.forget_warm_up()
 
     def forget_warm_up(self) -> None:

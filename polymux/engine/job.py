@@ -8,16 +8,18 @@ from typing import Literal
 
 import torch
 
-from polymux.diffusion.call import Phase
+from polymux.diffusion.call import Phase, Span
 from polymux.diffusion.outputs import RawOutput
 from polymux.diffusion.preview import Replay
 from polymux.diffusion.session import Session
 from polymux.diffusion.tuned import AdapterSet
 from polymux.engine.outbound import WINDOW, FrameStream, Outbound, Outputs
+from polymux.engine.profiled import profile_of
 from polymux.engine.seeds import seed_of
 from polymux.errors import InvalidRequestError
 from polymux.interpolation.frames import Smoothing
 from polymux.interpolation.network import FlowNetwork
+from polymux.profile import Profile
 from polymux.request import Finished, Media, Modality, OutputChunk, Progress, Request, RequestMetrics
 from polymux.validation import SEEDS
 
@@ -73,7 +75,9 @@ class Job:
     previews: dict[int, Session] = field(default_factory=dict)  # in the works, by output; at most one each
     outputs: dict[int, list[Media]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # by phase, of sessions that have ended
-    steps_done: int = 0  # likewise
+    spans: list[Span] = field(default_factory=list)  # likewise, if the request asks for a profile
+    own_seconds: float = 0.0  # likewise
+    steps_done: int = 0  # of sessions that have ended
     steps_total: int = 0
     phase: Literal["queued"] | Phase = "queued"
     reported: tuple[str, int, int] | None = None
@@ -93,8 +97,11 @@ class Job:
 
     def close(self, session: Session) -> None:
         """Take over what an ended session has cost. The steps of a preview are none of the output's."""
-        for phase, seconds in session.spans:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds()
+        for span in session.spans:
+            self.seconds[span.phase] = self.seconds.get(span.phase, 0.0) + span.seconds()
+        if self.request.params.profile:
+            self.spans += session.spans
+            self.own_seconds += session.own_seconds
         if session.company == Replay.company:
             self.previews.pop(session.index, None)
             return
@@ -117,6 +124,13 @@ class Job:
             total=now - self.arrived,
             steps=self.steps_done,
         )
+
+    def profile(self) -> Profile | None:
+        """If the request asks for one."""
+        if not self.request.params.profile:
+            return None
+        now = self.metrics()
+        return profile_of(self.spans, now.total, now.queue, self.own_seconds)
 
     def chunks_of(self, outbound: Outbound) -> list[OutputChunk]:
         """What may be sent now of an output; it counts as under way."""
@@ -160,6 +174,7 @@ class Job:
             metrics=self.metrics(),
             fps=None if fps is None else fps * self.request.params.frame_factor,
             sample_rate=sample_rate,
+            profile=self.profile(),
         )
 
     def progress(self) -> Progress | None:

@@ -15,6 +15,7 @@ import torch
 from polymux.config import EngineConfig, ModelConfig, attention_choice
 from polymux.diffusion.adapters import Adapters
 from polymux.diffusion.attention import AttentionChoice, choose_attention
+from polymux.diffusion.compilation import CompiledDenoisers
 from polymux.diffusion.component import Component, components_of, is_denoiser
 from polymux.diffusion.lora_weights import fuse
 from polymux.diffusion.pipeline_call import declared_family
@@ -46,6 +47,7 @@ class Model:
     adapters: Adapters
     attention: AttentionChoice
     step_cache: StepCache
+    compiled: CompiledDenoisers
     between: FlowNetwork | None = None  # makes frames between the frames of videos
     sharding: Sharding = Sharding()
     cache_queries: Dict[str, int] = field(default_factory=dict)  # what was looked for while it was loaded, by cache
@@ -94,7 +96,10 @@ class Model:
         sharding = shard(components, family, config, mesh, sliced)
         if mesh.size > 1:  # their modules' functions are others now
             components = tuple(components_of(pipeline.components.items(), family.denoisers, family.loops))
+        split = "its layers or tokens are divided among ranks, which is not compiled" if sharding.splits else None
+        compiled = CompiledDenoisers.apply(config.compilation, components, family, device, split)
         step_cache = StepCache.apply(config.caches.steps, components, family)
+        compiled.settle()
         tenants = [Tenant(c.name, c.role, c.module, family.blocks if c.role == "denoiser" else ()) for c in components]
         for strategy in (name for name in config.memory.STRATEGIES if getattr(config.memory, name)):
             for component in components:
@@ -104,7 +109,7 @@ class Model:
             component.attach()
         why = "the ranks of this model have parts of its layers, and an adapter is made for whole ones"
         adapters = Adapters(pipeline, components, config.adapters, why if sharding.divided else None)
-        return cls(pipeline, family, components, weights, adapters, attention, step_cache, between, sharding)
+        return cls(pipeline, family, components, weights, adapters, attention, step_cache, compiled, between, sharding)
 
     def sleep(self) -> None:
         """Move everything to the host. Raises ConfigError, with everything in place, if it cannot."""
@@ -126,6 +131,7 @@ class Model:
         self.sharding.undo()
         self.attention.undo()
         self.step_cache.undo()
+        self.compiled.undo()
         self.weights.close()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from PIL import Image
 
@@ -14,6 +16,8 @@ from polymux.families.base import Family
 from polymux.media.wire import to_wire
 from polymux.parcel import Chunk
 from polymux.request import Capabilities, Failed, Media, OmniDiffusionSamplingParams, OutputChunk, Request, SoundPiece
+
+log = logging.getLogger(__name__)
 
 SIDE = 256  # pixels; large enough for every size rule met so far
 STEPS = 2
@@ -65,23 +69,39 @@ def _medium(name: str, side: int, sample_rate: int | None) -> Media:
     )
 
 
-def run_first_that_works(engine: StageEngine, requests: Sequence[Request]) -> None:
-    """Run the requests one after the other, until one does not fail. Raises what the first one raised."""
+def run_first_that_works(engine: StageEngine, requests: Sequence[Request]) -> Request:
+    """Run the requests one after the other, until one does not fail: that one. Raises what the first one raised."""
     problems = []
     for request in requests:
         try:
-            _run_alone(engine, request)
-            return
+            _run(engine, request)
+            return request
         except PolymuxError as problem:
             problems.append(problem)
     raise problems[0]
 
 
-def _run_alone(engine: StageEngine, request: Request) -> None:
-    engine.add(request)
+def run_merged(engine: StageEngine, request: Request) -> None:
+    """Run two at once, with prompts of different lengths, so that code for merged calls and for their masks is compiled
+    before anybody waits for it. What fails is only logged: it works alone."""
+    other = msgspec.structs.replace(
+        request, request_id="warm-up 2", prompt=request.prompt and f"{request.prompt} at sea"
+    )
+    try:
+        _run(engine, request, other)
+    except PolymuxError as problem:
+        log.warning("two warm-up generations at once failed: %s", problem)
+
+
+def _run(engine: StageEngine, *requests: Request) -> None:
+    problems = []
+    for request in requests:
+        engine.add(request)
     while engine.busy:
         for event in engine.step():
             if isinstance(event, Failed):
-                raise from_info(event.error)
+                problems.append(from_info(event.error))
             if isinstance(event, (OutputChunk, SoundPiece, Chunk)):
                 engine.taken(event.request_id)
+    if problems:
+        raise problems[0]

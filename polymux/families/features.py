@@ -24,6 +24,7 @@ FEATURES: dict[str, str] = {  # by name, in the order in which they are shown: w
     "cache_dit": "`--cache-backend cache_dit`",
     "attention": "`--diffusion-attention-backend`",
     "block_sparse": "`block_sparse` in `--diffusion-attention-config`",
+    "compile": "compiled blocks: `--enforce-eager`, `--compilation-config`",
     "tiling": "`--vae-use-tiling`",
     "slicing": "`--vae-use-slicing`",
     "offload": "`--enable-cpu-offload`",

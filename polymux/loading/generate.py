@@ -105,6 +105,7 @@ def check_settings(config: EngineConfig, family: GenerateFamily) -> None:
         config.memory,
         config.adapters,
         config.attention,
+        config.compilation,
         config.quantization,
         config.caches,
         config.parallel,

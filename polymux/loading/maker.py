@@ -77,6 +77,7 @@ class Maker:
             return place(part.name, load_packed(part, weights, self.dtype, reader), self.device)
         model = load_model(part, weights, self.device, self.dtype, self.flags)
         make_plain(model, self.dtype)
+        _compute_in(model, self.dtype)
         return place(part.name, model, self.device)
 
     def _chosen(self, part: Part) -> object:
@@ -85,6 +86,14 @@ class Maker:
     def _quantized(self, part: Part, model: torch.nn.Module) -> torch.nn.Module:
         self.quantizer.apply(part.name, model, self.dtype)
         return place(part.name, model, self.device)
+
+
+def _compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Of a quantized model, libraries leave what is not quantized in the half precision that it was saved in, whatever
+    they are asked for, and its layers would compute in two types. Tensors of a library's own kinds are left alone."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if type(tensor) in (torch.nn.Parameter, torch.Tensor) and tensor.dtype in (torch.bfloat16, torch.float16):
+            tensor.data = tensor.data.to(dtype)
 
 
 def _own(part: Part) -> object:

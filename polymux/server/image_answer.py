@@ -9,7 +9,7 @@ import base64
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from PIL import Image
 
@@ -17,6 +17,7 @@ from polymux.errors import InvalidRequestError
 from polymux.media.image import ImageFormat, encode, flat
 from polymux.omni_output import OmniRequestOutput
 from polymux.request import Capabilities
+from polymux.server.profile_answer import RequestProfile
 from polymux.server.protocol import EncodingFields, GeneratedImage, ImagesResponse
 
 Background = Literal["transparent", "opaque"]
@@ -79,17 +80,22 @@ def picture_of(image: Image.Image, encoding: Encoding, seed: int | None = None) 
     return Picture(data, encoding.format, *image.size, seed, "transparent" if transparent else "opaque")
 
 
-def inline(pictures: Sequence[Picture], seed: int | None) -> bytes:
-    """The answer with the pictures in it. `seed`: the one that was asked for or drawn."""
-    return _answer(pictures, [{"b64_json": picture.base64()} for picture in pictures], {"seed": seed})
+def inline(pictures: Sequence[Picture], output: OmniRequestOutput) -> bytes:
+    """The answer with the pictures in it. Of `output`, it has the seed that was asked for or drawn, and the profile."""
+    return _answer(pictures, [{"b64_json": picture.base64()} for picture in pictures], _of_all(output))
 
 
-def by_url(pictures: Sequence[Picture], seed: int | None, urls: Sequence[str], expires_at: int) -> bytes:
+def by_url(pictures: Sequence[Picture], output: OmniRequestOutput, urls: Sequence[str], expires_at: int) -> bytes:
     """The answer with URLs of the pictures."""
-    return _answer(pictures, [{"url": url} for url in urls], {"seed": seed, "expires_at": expires_at})
+    return _answer(pictures, [{"url": url} for url in urls], _of_all(output) | {"expires_at": expires_at})
 
 
-def _answer(pictures: Sequence[Picture], where: Sequence[dict[str, str]], rest: dict[str, int | None]) -> bytes:
+def _of_all(output: OmniRequestOutput) -> dict[str, Any]:
+    told = {} if output.profile is None else {"profile": RequestProfile.of(output.profile)}
+    return {"seed": output.seeds[0], **told}
+
+
+def _answer(pictures: Sequence[Picture], where: Sequence[dict[str, str]], rest: dict[str, Any]) -> bytes:
     data = [
         GeneratedImage(**place, seed=picture.seed, size=picture.size, output_format=picture.format)
         for picture, place in zip(pictures, where, strict=True)

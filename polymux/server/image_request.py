@@ -65,6 +65,8 @@ class Streaming:
                 if value:
                     raise InvalidRequestError(f'{name}={value}: needs "stream": true', param=name)
             return None
+        if body.profile:
+            raise InvalidRequestError("profile=true: a stream has none; leave stream out", param="profile")
         if body.response_format == "url":
             why = 'a stream holds the pictures themselves; leave it out, or set it to "b64_json"'
             raise InvalidRequestError(f"response_format='url': {why}", param="response_format")
@@ -114,6 +116,7 @@ def sampling_params(
         timesteps=body.timesteps,
         max_sequence_length=body.max_sequence_length,
         lora=state.adapters.chosen(body.lora or ()),
+        profile=isinstance(body, ImageFields) and bool(body.profile),
         extra_args=body.extra_args or {},
     )
 

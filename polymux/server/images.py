@@ -181,7 +181,7 @@ async def respond(state: ServerState, request: Request, job: ImageJob) -> Respon
         names = state.image_files.add(pictures)
         files = state.config.files
         urls = [url_of(name, request, files.public_url) for name in names]
-        content = by_url(pictures, output.seeds[0], urls, int(time.time() + files.image_url_ttl))
+        content = by_url(pictures, output, urls, int(time.time() + files.image_url_ttl))
     else:
-        content = await asyncio.to_thread(lambda: inline(encoded(output, job.encoding), output.seeds[0]))
+        content = await asyncio.to_thread(lambda: inline(encoded(output, job.encoding), output))
     return Response(content, media_type="application/json")

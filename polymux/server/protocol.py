@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from polymux.media.image import ImageFormat
+from polymux.server.profile_answer import RequestProfile
 
 UNION_TAG = "~"  # begins the tags of unions' members, which are no fields and have no place in an error
 _SIZE = re.compile(r"[1-9][0-9]{0,8}x[1-9][0-9]{0,8}|auto")
@@ -89,6 +90,7 @@ class ImageFields(SamplingFields, EncodingFields):
         None, description="default b64_json; url: a URL of this server, for some time"
     )
     user: str | None = Field(None, max_length=256, description="appears in the server's log line")
+    profile: bool | None = Field(None, description="tell in the answer where the time went; not with stream")
 
     # Choices that OpenAI's own models offer. Only the value that changes nothing is accepted.
     quality: Literal["auto", "standard"] | None = None
@@ -179,6 +181,7 @@ class ImagesResponse(BaseModel):
     size: str = Field(description="of the first picture")
     seed: int | None = Field(None, description="of the first picture")
     expires_at: int | None = Field(None, description="seconds since 1970, of the pictures' URLs")
+    profile: RequestProfile | None = Field(None, description="if it was asked for")
 
 
 class LoadAdapterRequest(Body):

@@ -37,7 +37,9 @@ def pipeline(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path
 
 
 def engine_for(pipeline: Any, in_flight: int = 8) -> DiffusionEngine:
-    return DiffusionEngine(EngineConfig.from_flat(model="tiny", max_num_seqs=in_flight), pipeline, DEVICE)
+    return DiffusionEngine(
+        EngineConfig.from_flat(model="tiny", max_num_seqs=in_flight, enforce_eager=True), pipeline, DEVICE
+    )
 
 
 def request(request_id: str, seed: int) -> Request:

@@ -73,8 +73,10 @@ def test_an_engine(method: str, flags: dict[str, Any], tiny_checkpoint: Callable
     if method == "nf4":
         pytest.importorskip("bitsandbytes")
     folder = str(tiny_checkpoint("qwen-image"))
-    plain = picture(DiffusionEngine.load(EngineConfig.from_flat(model=folder)))
-    engine = DiffusionEngine.load(EngineConfig.from_flat(model=folder, quantization=method, **flags))
+    plain = picture(DiffusionEngine.load(EngineConfig.from_flat(model=folder, enforce_eager=True)))
+    engine = DiffusionEngine.load(
+        EngineConfig.from_flat(model=folder, quantization=method, enforce_eager=True, **flags)
+    )
     got = picture(engine)
     wanted = "W8A8" if method == "fp8" and lack_for_dynamic("fp8", engine.device) is None else "weights only"
     assert wanted in engine.described.quantized["transformer"]

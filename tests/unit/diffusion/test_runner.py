@@ -31,7 +31,7 @@ class Owner(CallOwner):
         self.random = RandomState.seeded(CPU, seed)
         self.seconds: list[float] = []
 
-    def spent(self, call: Call, seconds: Seconds) -> None:
+    def spent(self, call: Call, seconds: Seconds, calls: int = 1, own: int = 1) -> None:
         self.seconds.append(seconds())
 
 

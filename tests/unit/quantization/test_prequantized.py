@@ -94,15 +94,17 @@ def test_it_runs_as_what_it_is(demo: Path, tmp_path: Path, kind: str, swap_all: 
 
 
 def test_a_model_of_transformers_that_its_library_has_loaded(demo: Path, tmp_path: Path) -> None:
+    """In bf16, as it was saved; it computes in fp32, as the engine does."""
     from transformers import BitsAndBytesConfig, Qwen2_5_VLForConditionalGeneration
 
     folder = Path(shutil.copytree(demo, tmp_path / "encoder"))
     how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
-        demo / "text_encoder", quantization_config=how, device_map={"": "cpu"}, dtype=torch.float32
+        demo / "text_encoder", quantization_config=how, device_map={"": "cpu"}
     )
     (folder / "text_encoder" / "model.safetensors").unlink()
     model.save_pretrained(folder / "text_encoder")
+    assert model.dtype == torch.bfloat16
     at, offloaded = engine(folder), engine(folder, enable_cpu_offload=True)
     assert at.described.quantized == {"text_encoder": "nf4, weights only"}
     assert apart(picture(at), picture(offloaded)) <= ROUNDING
