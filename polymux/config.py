@@ -20,6 +20,7 @@ import msgspec
 
 from polymux import step_caches
 from polymux.attention import BACKENDS, AttentionConfig, AttentionSpec
+from polymux.decoding_config import DecodingConfig
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, build, conflict, flag_of, knob
 from polymux.memory_config import MemoryConfig
@@ -230,6 +231,7 @@ class EngineConfig:
     replicas: ReplicaConfig = field(default_factory=ReplicaConfig)
     stages: StageConfig = field(default_factory=StageConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)

@@ -207,7 +207,7 @@ def _engine_for(config: EngineConfig) -> StageEngine:
     from diffusers.utils import logging as diffusers_logging  # torch: only here, in the process that computes
     from transformers.utils import logging as transformers_logging
 
-    from polymux.engine.chat_engine import ChatEngine
+    from polymux.engine.answering import load_answering
     from polymux.engine.decode_engine import DecodeEngine
     from polymux.engine.diffusion_engine import DiffusionEngine
     from polymux.engine.generate_engine import GenerateEngine
@@ -227,11 +227,12 @@ def _engine_for(config: EngineConfig) -> StageEngine:
             does = family.graph.stages[config.stage].does
             return WriteEngine.load(config) if does == "write" else DecodeEngine.load(config)
         if isinstance(family, ChatFamily):
-            return ChatEngine.load(config)
+            return load_answering(config)
         engine = HearingEngine if isinstance(family, HearingFamily) else GenerateEngine
         return engine.load(config)
     config.speech.check_unused()
     check_unchanged(config.scheduler, "acts only on models that answer", ("merge_decoding",))
+    check_unchanged(config.decoding, "acts only on language models")
     return DiffusionEngine.load(config)
 
 
