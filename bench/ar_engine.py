@@ -1,6 +1,6 @@
 """Tokens per second of answers that go on together, beside transformers' own batches and the memory's bandwidth.
 
-    python bench/ar_engine.py [--streams 1 8 32 64] [--tokens 128] [--prompt 128] [--tiny] [--profile]
+    python bench/ar_engine.py [--streams 1 8 32 64] [--tokens 256] [--prompt 128] [--tiny] [--profile]
 
 A Qwen3 decoder of the given size (default: that of 1.7 B) with random weights, made on the spot, answers prompts
 greedily. "engine" is the engine, once for each of --graphs; "generate_batch" is transformers' continuous batching,

@@ -73,18 +73,20 @@ def look_stretches(looks: Looks, layer: Layer, batch: Stretches) -> torch.Tensor
     """Each piece looks at itself and at what came before it."""
     layer.write(batch.slots, looks.key, looks.value)
     made = torch.empty_like(looks.query, memory_format=torch.contiguous_format)
+    for group in batch.wholes:
+        query, key, value = (
+            one[group.index].transpose(1, 2)  # (prompts, heads, tokens, channels)
+            for one in (looks.query, looks.key, looks.value)
+        )
+        seen = scaled_dot_product_attention(query, key, value, is_causal=True, scale=looks.scaling, enable_gqa=True)
+        made[group.tokens] = seen.transpose(1, 2).flatten(0, 1)[group.places]
     for part in batch.stretches:
-        own = slice(part.begin, part.end)
-        whole = part.end - part.begin == part.length
-        if whole:
-            keys, values = (one[own].transpose(0, 1)[None] for one in (looks.key, looks.value))
-        else:
-            keys, values = layer.read(part.blocks, part.length)
-        query = looks.query[own].transpose(0, 1)[None]
+        keys, values = layer.read(part.blocks, part.length)
+        query = looks.query[part.begin : part.end].transpose(0, 1)[None]
         repeat = query.shape[1] // keys.shape[1]
         if repeat > 1:  # masks and groups exclude each other in the fast kernels
             keys, values = (one.repeat_interleave(repeat, dim=1) for one in (keys, values))
-        mask = None if whole else causal_lower_right(part.end - part.begin, part.length)
-        seen = scaled_dot_product_attention(query, keys, values, mask, is_causal=whole, scale=looks.scaling)
-        made[own] = seen[0].transpose(0, 1)
+        mask = causal_lower_right(part.end - part.begin, part.length)
+        seen = scaled_dot_product_attention(query, keys, values, mask, scale=looks.scaling)
+        made[part.begin : part.end] = seen[0].transpose(0, 1)
     return made

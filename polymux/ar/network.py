@@ -6,6 +6,7 @@ The modules are the model's own; only their attention is another. Knows what a m
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -78,7 +79,17 @@ class Network:
         logits: torch.Tensor = made.logits[0]
         return logits
 
+    @cached_property
     def compiled(self) -> Callable[[torch.Tensor, torch.Tensor, Any, int], torch.Tensor]:
-        """The same as few kernels. One batch size is traced by itself, all others at once."""
-        function: Callable[[torch.Tensor, torch.Tensor, Any, int], torch.Tensor] = torch.compile(self.__call__)
-        return function
+        """The same as few kernels. The tuning reads weights at the memory's full speed for a single token."""
+        function: Callable[[torch.Tensor, torch.Tensor, Any, int], torch.Tensor] = torch.compile(
+            self.__call__, options={"coordinate_descent_tuning": True}
+        )
+
+        def run(ids: torch.Tensor, positions: torch.Tensor, keep: Any, cache: int) -> torch.Tensor:
+            if ids.shape[0] > 1:  # one token is traced by itself, all other numbers of them at once
+                for tensor in (ids, positions):
+                    torch._dynamo.maybe_mark_dynamic(tensor, 0)
+            return function(ids, positions, keep, cache)
+
+        return run

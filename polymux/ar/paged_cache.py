@@ -49,11 +49,22 @@ class Stretch:
 
 
 @dataclass(frozen=True)
+class Wholes:
+    """Prompts that are whole in a batch and of similar length, side by side: `index` (prompts, tokens) says which token
+    of the batch stands where, filled up behind the ends. `tokens` are all of theirs, and `places` where those stand."""
+
+    index: torch.Tensor
+    tokens: torch.Tensor
+    places: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Stretches:
-    """A batch of pieces of prompts, one after the other."""
+    """A batch of pieces of prompts."""
 
     slots: torch.Tensor
     stretches: tuple[Stretch, ...]
+    wholes: tuple[Wholes, ...]
 
 
 @dataclass(frozen=True)
@@ -103,7 +114,8 @@ class Room:
 class PagedCache:
     """`batch` is what runs now."""
 
-    def __init__(self, shape: Shape, room: Room, device: torch.device) -> None:
+    def __init__(self, shape: Shape, room: Room, device: torch.device, handle: int | None = None) -> None:
+        """`handle`: of a cache that is gone, and was known by this number."""
         self.block_size, self.rows, self.device = room.block_size, room.rows, device
         size = (room.blocks + 1, room.block_size, shape.heads, shape.channels)  # with the block that is nobody's
         self.table = torch.full(  # the last row is nobody's
@@ -112,7 +124,7 @@ class PagedCache:
         pools = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(2 * shape.layers)]
         self._layers = [Layer(keys, values, self.table) for keys, values in zip(pools[::2], pools[1::2], strict=True)]
         self.batch: Steps | Stretches | None = None
-        self.handle = next(_HANDLES)
+        self.handle = next(_HANDLES) if handle is None else handle
         _OPEN[self.handle] = self
 
     def layer(self, index: int) -> Layer:

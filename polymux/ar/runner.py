@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from polymux.ar.network import Network
-from polymux.ar.paged_cache import PagedCache, Stretch, Stretches
+from polymux.ar.paged_cache import PagedCache
+from polymux.ar.prompt_batch import Ints, lay_out
 from polymux.ar.sampler import Sampler
 from polymux.ar.scheduler import Piece, Plan
 from polymux.ar.sequence import Sequence
@@ -77,30 +78,14 @@ class Runner:
 
     def _begin(self, pieces: Many[Piece]) -> tuple[torch.Tensor, list[Sequence]]:
         """Logits of those whose next token comes of this, and who they are."""
-        size = self._cache.block_size
-        ids, positions, slots, stretches, keep = [], [], [], [], []
-        begin, ending = 0, []
-        for piece in pieces:
-            sequence = piece.sequence
-            end = begin + piece.end - piece.start
-            blocks = np.array(sequence.blocks, dtype=np.int64)
-            at = np.arange(piece.start, piece.end)
-            ids.append(np.array(sequence.tokens[piece.start : piece.end], dtype=np.int64))
-            positions.append(at)
-            slots.append(blocks[at // size] * size + at % size)
-            on_device = self._upload(blocks)
-            stretches.append(Stretch(begin, end, piece.end, on_device[: -(-piece.end // size)]))
-            if sequence.begun:  # its last piece
-                keep.append(end - 1)
-                ending.append(sequence)
-                self._cache.table[sequence.row, : len(blocks)] = on_device.int()
-                self._sampler.place(sequence)
-            begin = end
-        self._cache.batch = Stretches(self._upload(np.concatenate(slots)), tuple(stretches))
-        kept = self._upload(np.array(keep or [0], dtype=np.int64))
-        tokens, places = self._upload(np.concatenate(ids)), self._upload(np.concatenate(positions))
-        return self._network(tokens, places, kept, self._cache.handle), ending
+        batch = lay_out(pieces, self._cache.block_size, self._upload)
+        for sequence in batch.ending:
+            blocks = self._upload(np.array(sequence.blocks, dtype=np.int64))
+            self._cache.table[sequence.row, : len(blocks)] = blocks.int()
+            self._sampler.place(sequence)
+        self._cache.batch = batch.stretches
+        return self._network(batch.tokens, batch.positions, batch.keep, self._cache.handle), batch.ending
 
-    def _upload(self, values: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> torch.Tensor:
+    def _upload(self, values: Ints) -> torch.Tensor:
         made = torch.from_numpy(values)
         return made.pin_memory().to(self._cache.device, non_blocking=True) if self._on_gpu else made

@@ -53,7 +53,7 @@ class StepGraphs:
     def __init__(self, network: Network, cache: PagedCache, last: torch.Tensor, mode: Graphs) -> None:
         self._cache, self._last, self._mode = cache, last, mode
         self._network: Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor] = (
-            network.compiled() if mode == "compiled" else network
+            network.compiled if mode == "compiled" else network
         )
         self._sizes: dict[int, _Size] = {}
         self._captures = mode in ("compiled", "plain") and cache.device.type == "cuda"
@@ -106,7 +106,7 @@ class StepGraphs:
                 self._step(steps)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):  # others prepare inputs
             size.logits = self._step(steps)
         self._pool = graph.pool()
         size.graph = graph

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from msgspec.structs import replace
 
+from polymux.ar.network import Network
 from polymux.ar.runner import Flight
 from polymux.ar.scheduler import Plan
 from polymux.ar.sequence import Sequence
@@ -73,8 +74,11 @@ class ArEngine:
         self._steps, self._seconds, self._preempted = 0, 0.0, 0  # of requests that have ended; of states that are gone
         self._looked_for = self._found = 0
         self._model: GenerateModel | None = None
+        self._network: Network | None = None
         self._state: ArState | None = None
-        self._use(model)
+        self._handle: int | None = None
+        self._warm = False
+        self._take_in(model)
         # Its own: the thread encodes with the other one meanwhile, and a tokenizer stands only one at a time.
         self._tokenizer = copy.deepcopy(self._family.adapter.tokenizer(model.parts))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inputs")
@@ -155,6 +159,7 @@ class ArEngine:
     def warm_up(self) -> None:
         """Capture what can be captured, and make one small answer. Raises what it raised."""
         assert self._state is not None and self._model is not None
+        self._warm = True
         with torch.no_grad():
             self._state.runner.prepare()
         words = self._family.adapter.sample_text(self._model.parts)
@@ -172,7 +177,7 @@ class ArEngine:
         else:
             self._drop()
             self._model.close()
-            self._model = None
+            self._model = self._network = None
         self._asleep = level
         release(self._device)
         return max(before - used_bytes(self._device), 0)
@@ -180,11 +185,11 @@ class ArEngine:
     def wake_up(self) -> None:
         try:
             if self._asleep == 1:
-                assert self._model is not None
+                assert self._model is not None and self._network is not None
                 self._model.wake(self._device)
-                self._use(self._model)
+                self._open(self._model, self._network)
             elif self._asleep == 2:
-                self._use(GenerateModel.load(self._config, self._device))
+                self._take_in(GenerateModel.load(self._config, self._device))
         except torch.OutOfMemoryError as error:
             release(self._device)
             raise OutOfMemoryError(f"there is no room to wake up: {error}") from None
@@ -198,13 +203,22 @@ class ArEngine:
         if self._model is not None:
             self._model.close()
 
-    def _use(self, model: GenerateModel) -> None:
-        """The model has come, or come back. It runs as a whole: nobody captures calls of its parts."""
+    def _take_in(self, model: GenerateModel) -> None:
+        """The model has come. It runs as a whole: nobody captures calls of its parts."""
         for component in model.components:
             component.detach()
+        self._network = Network(model.parts.model)
+        self._open(model, self._network)
+
+    @torch.no_grad()
+    def _open(self, model: GenerateModel, network: Network) -> None:
+        """Its weights are in place: make room for what it reads."""
         context = self._family.adapter.context(model.parts)
         self._model = model
-        self._state = ArState.make(self._config, model.parts.model, context)
+        self._state = ArState.make(self._config, network, self._handle, context)
+        self._handle = self._state.handle
+        if self._warm:
+            self._state.runner.prepare()
         room = self._state.tokens
         self._described = replace(
             described(model, self._config), merges=True, context=room if context is None else min(context, room)
@@ -233,9 +247,9 @@ class ArEngine:
             param = "prompt" if room < 1 else "max_new_tokens"
             what = f"the conversation has {call.prompt_tokens} tokens, and the cache has room for {room} more"
             raise InvalidRequestError(f"{param}: {what} (--kv-cache-memory-bytes)", param=param)
-        call.arguments["max_new_tokens"] = min(call.steps, room)
+        ids = call.arguments["input_ids"].cpu()  # here in the thread: it waits for the device
         return ChatCall(
-            arguments=call.arguments,
+            arguments=call.arguments | {"input_ids": ids},
             prompt_tokens=call.prompt_tokens,
             steps=min(call.steps, room),
             ends=call.ends,

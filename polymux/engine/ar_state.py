@@ -26,25 +26,25 @@ SPARE = 2  # times what all requests together can have: the rest is for what com
 
 @dataclass(frozen=True)
 class ArState:
-    network: Network
     pool: BlockPool
     scheduler: Scheduler
     runner: Runner
+    handle: int  # of the cache
 
     @classmethod
-    def make(cls, config: EngineConfig, model: torch.nn.Module, context: int | None) -> ArState:
-        """`context`: the most tokens of a sequence, where the model knows. Raises ConfigError if there is no room."""
+    def make(cls, config: EngineConfig, network: Network, handle: int | None, context: int | None) -> ArState:
+        """`handle`: of the network's last cache. `context`: the most tokens of a sequence, where the model knows.
+        Raises ConfigError if there is no room."""
         settings, rows = config.decoding, config.scheduler.max_num_seqs
-        network = Network(model)
         size = settings.block_size or BLOCK
         count = block_count(settings, network.shape, size, rows, context, network.device)
         caching = settings.enable_prefix_caching is not False
         pool = BlockPool(count, size, caching)
         longest = min(count * size, context or count * size)
-        cache = PagedCache(network.shape, Room(count, size, rows, longest), network.device)
+        cache = PagedCache(network.shape, Room(count, size, rows, longest), network.device, handle)
         budget = settings.max_num_batched_tokens or TOKENS_OF_A_STEP
         scheduler = Scheduler(pool, rows, budget, chunked=settings.enable_chunked_prefill is not False)
-        return cls(network, pool, scheduler, Runner(network, cache, graphs_of(settings, network.device)))
+        return cls(pool, scheduler, Runner(network, cache, graphs_of(settings, network.device)), cache.handle)
 
     @property
     def tokens(self) -> int:

@@ -145,7 +145,7 @@ def test_room(load: Load) -> None:
     assert context == engine._model.parts.model.config.max_position_embeddings  # type: ignore[union-attr]
     assert refusal(engine, text="cat " * context, tokens=None) == ("InvalidRequestError", "prompt")
     assert refusal(engine, tokens=context) == ("InvalidRequestError", "max_new_tokens")
-    block = engine._state.network.shape.token_bytes * 16  # type: ignore[union-attr]
+    block = engine._network.shape.token_bytes * 16  # type: ignore[union-attr]
     small = load(kv_cache_memory_bytes=4 * block)
     assert small.capabilities.context == 64 and small.stats.kv_blocks == 4
     assert refusal(small, text="cat " * 80) == ("InvalidRequestError", "prompt")
