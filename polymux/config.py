@@ -22,6 +22,7 @@ import msgspec
 from polymux import step_caches
 from polymux.attention import BACKENDS, AttentionConfig, AttentionSpec
 from polymux.compilation_config import CompilationConfig
+from polymux.decoding_config import DecodingConfig
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, build, check_unchanged, conflict, flag_of, knob
 from polymux.memory_config import MemoryConfig
@@ -233,6 +234,7 @@ class EngineConfig:
     stages: StageConfig = field(default_factory=StageConfig)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)

@@ -292,6 +292,9 @@ class StageStats(msgspec.Struct, frozen=True, kw_only=True):
     offload_late: dict[str, int] = {}  # streamed blocks that were fetched only when they were needed, by component
     cache_queries: dict[str, int] = {}  # by cache
     cache_hits: dict[str, int] = {}
+    kv_blocks: int = 0  # of the cache of keys and values; 0: there is none
+    kv_blocks_used: int = 0
+    preemptions: int = 0  # requests that gave their blocks back, and were computed again
     device_memory: dict[str, int] = {}  # bytes: allocated, reserved, peak; empty on a CPU
     host_memory: int = 0  # bytes
 

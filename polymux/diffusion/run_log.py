@@ -36,7 +36,11 @@ class RunLog:
 
     def add(self, call: Call, size: int, elapsed: Elapsed) -> None:
         """A run has answered `call` and others like it, `size` in all."""
-        runs = self._runs.setdefault((call.component.name, call.phase), _Runs())
+        self.count(call.component.name, call.phase, size, elapsed)
+
+    def count(self, component: str, phase: Phase, size: int, elapsed: Elapsed) -> None:
+        """A run of a component was for so many requests."""
+        runs = self._runs.setdefault((component, phase), _Runs())
         runs.batches[size] = runs.batches.get(size, 0) + 1
         self._unread.append((runs, elapsed))
 

@@ -15,7 +15,7 @@ def engine_for(config: EngineConfig) -> StageEngine:
     from diffusers.utils import logging as diffusers_logging  # torch: only here, in the process that computes
     from transformers.utils import logging as transformers_logging
 
-    from polymux.engine.chat_engine import ChatEngine
+    from polymux.engine.answering import load_answering
     from polymux.engine.decode_engine import DecodeEngine
     from polymux.engine.diffusion_engine import DiffusionEngine
     from polymux.engine.generate_engine import GenerateEngine
@@ -47,11 +47,12 @@ def engine_for(config: EngineConfig) -> StageEngine:
         if isinstance(family, PictureFamily):
             return PictureEngine.load(config)
         if isinstance(family, ChatFamily):
-            return ChatEngine.load(config)
+            return load_answering(config)
         engine = HearingEngine if isinstance(family, HearingFamily) else GenerateEngine
         return engine.load(config)
     config.speech.check_unused()
     check_unchanged(config.scheduler, "acts only on models that answer", ("merge_decoding",))
+    check_unchanged(config.decoding, "acts only on language models")
     return DiffusionEngine.load(config)
 
 

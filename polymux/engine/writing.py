@@ -33,7 +33,7 @@ class Writer(StoppingCriteria):  # type: ignore[misc]
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """The last of `input_ids` (1, tokens) has just been chosen. Whether that was the last one."""
         if not self.stopped:
-            self._take(int(input_ids[0, -1]))
+            self.write(int(input_ids[0, -1]))
         return torch.full((input_ids.shape[0],), self.stopped, dtype=torch.bool, device=input_ids.device)
 
     def end(self) -> None:
@@ -55,7 +55,8 @@ class Writer(StoppingCriteria):  # type: ignore[misc]
         """All that has been told."""
         return "".join(self._told)
 
-    def _take(self, token: int) -> None:
+    def write(self, token: int) -> None:
+        """This token has been chosen. Not after it has stopped."""
         self.tokens.append(token)
         self._unread.append(token)
         piece = self._stream.step(self._backend, token)

@@ -150,6 +150,8 @@ class ChatFamily(GenerateFamily):
     decoders_merged: modules of which a step of one token may run for several requests at once, by path, where that is
         asked for; for the classes in `models`, of which it is proven.
     heads_merged: the same for modules before and after them, which know one row per token and no more.
+    paged: classes, among others, whose answers go on together over a paged cache (docs/ar_engine.md): causal language
+        models of which a parity test shows that the tokens are the same.
     plain_loading: its class has a loading of its own, which cannot tell what was missing: the library's plain one loads
         it, and `ChatAdapter.complete` does the rest.
     """
@@ -163,6 +165,7 @@ class ChatFamily(GenerateFamily):
     speech_steps: tuple[str, ...] = ()
     decoders_merged: tuple[str, ...] = ()
     heads_merged: tuple[str, ...] = ()
+    paged: tuple[str, ...] = ()
     plain_loading: bool = False
     unmerged_because: str = "a step runs for several requests at once only where `--merge-decoding` asks for it"
 

@@ -92,6 +92,8 @@ LANGUAGE = ChatFamily(
     bounds={"enable_thinking": Bounds(kind="flag")},
     decoders_merged=("model.forward",),
     heads_merged=("lm_head.forward",),
+    paged=("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM"),
+    unmerged_because="with `--decoding generate`, each answer has a loop and a cache of its own",
     warmup=SamplingParams(seed=0, max_new_tokens=2),
 )
 

@@ -140,6 +140,12 @@ OFFLOAD_LATE = _counter(
 )
 CACHE_QUERIES = _counter("cache_queries", "Times that something was looked for in a cache.", (*STAGE, "cache"))
 CACHE_HITS = _counter("cache_hits", "Times that it was there.", (*STAGE, "cache"))
+KV_USAGE = _gauge(
+    "kv_cache_usage", "Share of the cache of keys and values that running requests have, from 0 to 1.", STAGE
+)
+PREEMPTIONS = _counter(
+    "preemptions", "Requests that gave back their place in the cache of keys and values, to be computed again.", STAGE
+)
 DEVICE_MEMORY = _gauge(
     "device_memory_bytes", "Memory of the accelerator that the stage's process has.", (*STAGE, "kind")
 )
@@ -156,7 +162,7 @@ REQUEST_METRICS = (
 )
 STAGE_METRICS = (
     *(READY, RESTARTS, STEPS, RUN_SECONDS, BATCH_SIZE, OFFLOAD_BYTES, OFFLOAD_LATE, CACHE_QUERIES, CACHE_HITS),
-    *(DEVICE_MEMORY, HOST_MEMORY),
+    *(KV_USAGE, PREEMPTIONS, DEVICE_MEMORY, HOST_MEMORY),
     *(TRANSFER_BYTES, TRANSFER_SIZE, TRANSFER_SECONDS),
 )
 HTTP_METRICS = (HTTP_REQUESTS, HTTP_SECONDS)
@@ -177,7 +183,7 @@ LABELS = {  # what a label says, and which values it takes
     "component": "a component of the pipeline, such as `text_encoder`, `transformer`, `vae`",
     "cache": "`runtime_cache`: final weights on disk, looked for once per denoiser when the model is loaded; "
     "`prompt_cache`: results of encoders, looked for at every call of one; `first_block`: calls of a denoiser, and "
-    "those of which only the first block ran",
+    "those of which only the first block ran; `prefix_cache`: full blocks of prompts, looked for when a request begins",
     "kind": "`allocated`: in use; `reserved`: with what the allocator keeps; `peak`: the most that was in use",
     "method": "the HTTP method, or `WEBSOCKET`; `other` for one that is not a usual one",
     "route": "the route's template, such as `/v1/images/generations`; `none` if the request reached no route",

@@ -88,12 +88,15 @@ class StageCollector(Collector):
             catalog.DEVICE_MEMORY.name, catalog.DEVICE_MEMORY.help, labels=catalog.DEVICE_MEMORY.labels
         )
         host = GaugeMetricFamily(catalog.HOST_MEMORY.name, catalog.HOST_MEMORY.help, labels=catalog.HOST_MEMORY.labels)
+        kv = GaugeMetricFamily(catalog.KV_USAGE.name, catalog.KV_USAGE.help, labels=catalog.KV_USAGE.labels)
         for key, stage in self._stages.items():
             if stage.now is not None:
+                if stage.now.kv_blocks:
+                    kv.add_metric([self._model_name, *key], stage.now.kv_blocks_used / stage.now.kv_blocks)
                 for kind, nbytes in stage.now.device_memory.items():
                     device.add_metric([self._model_name, *key, kind], nbytes)
                 host.add_metric([self._model_name, *key], stage.now.host_memory)
-        yield from (device, host)
+        yield from (device, host, kv)
 
     def _series(self, spec: Spec) -> Iterator[tuple[list[str], list[float]]]:
         for key, stage in self._stages.items():
@@ -106,6 +109,7 @@ class StageCollector(Collector):
 _OF_LOADING = (catalog.CACHE_QUERIES, catalog.CACHE_HITS)
 _FROM_REPORTS = (
     *(catalog.STEPS, catalog.OFFLOAD_BYTES, catalog.OFFLOAD_LATE, *_OF_LOADING),
+    catalog.PREEMPTIONS,
     *(catalog.RUN_SECONDS, catalog.BATCH_SIZE),
 )
 
@@ -113,6 +117,8 @@ _FROM_REPORTS = (
 def _totals_of(stats: StageStats) -> Totals:
     """All that only grows while a process lives."""
     totals: Totals = {(catalog.STEPS, ()): [float(stats.steps)]}
+    if stats.kv_blocks:
+        totals[catalog.PREEMPTIONS, ()] = [float(stats.preemptions)]
     for spec, by_label in (
         (catalog.OFFLOAD_BYTES, stats.offload_bytes),
         (catalog.OFFLOAD_LATE, stats.offload_late),

@@ -1,0 +1,92 @@
+"""Attention over paged keys and values, under a name in transformers' registry of attention functions.
+
+The network hands its queries, keys and values over; keys and values go into the cache, and each token looks at those of
+its own sequence there. To whatever traces the network this is one operation, from tensors to a tensor: where the cache
+is and what the batch looks like is found by a number. Knows nothing of networks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from polymux.ar.paged_cache import Layer, Looks, Steps, Stretches, opened
+
+IMPLEMENTATION = "polymux_paged"
+
+
+def register() -> None:
+    """So that models can be told to use it."""
+    AttentionInterface.register(IMPLEMENTATION, attention)
+
+
+def attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **kwargs: Any
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls, with (1, heads, tokens, channels). Among the rest: `paged`, the number of the cache."""
+    queries, keys, values = (one[0].transpose(0, 1) for one in (query, key, value))
+    return attend(queries, keys, values, kwargs["paged"], module.layer_idx, kwargs["scaling"])[None], None
+
+
+@torch.library.custom_op("polymux::attend", mutates_args=())
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, handle: int, layer: int, scaling: float
+) -> torch.Tensor:
+    """(tokens, heads, channels) of each. What it writes into the cache, only it reads."""
+    cache, looks = opened(handle), Looks(query, key, value, scaling)
+    match cache.batch:
+        case Steps() as steps if query.is_cuda:
+            from polymux.ar.attention_triton import decode  # there is no Triton without a GPU
+
+            return decode(looks, cache.layer(layer), steps)
+        case Steps() as steps:
+            return look_steps(looks, cache.layer(layer), steps)
+        case Stretches() as stretches:
+            return look_stretches(looks, cache.layer(layer), stretches)
+    raise RuntimeError("the network runs, and no batch is set")
+
+
+@attend.register_fake
+def _(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, handle: int, layer: int, scaling: float
+) -> torch.Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+def look_steps(looks: Looks, layer: Layer, steps: Steps) -> torch.Tensor:
+    """One token of each sequence, one after the other. For a CPU, where to ask a tensor for a number is free."""
+    layer.write(steps.slots, looks.key, looks.value)
+    made = torch.empty_like(looks.query, memory_format=torch.contiguous_format)
+    for i, (row, position) in enumerate(zip(steps.rows.tolist(), steps.positions.tolist(), strict=True)):
+        keys, values = layer.read(layer.table[row], position + 1)
+        query = looks.query[i][None, :, None]
+        seen = scaled_dot_product_attention(query, keys, values, scale=looks.scaling, enable_gqa=True)
+        made[i] = seen[0, :, 0]
+    return made
+
+
+def look_stretches(looks: Looks, layer: Layer, batch: Stretches) -> torch.Tensor:
+    """Each piece looks at itself and at what came before it."""
+    layer.write(batch.slots, looks.key, looks.value)
+    made = torch.empty_like(looks.query, memory_format=torch.contiguous_format)
+    for group in batch.wholes:
+        query, key, value = (
+            one[group.index].transpose(1, 2)  # (prompts, heads, tokens, channels)
+            for one in (looks.query, looks.key, looks.value)
+        )
+        seen = scaled_dot_product_attention(query, key, value, is_causal=True, scale=looks.scaling, enable_gqa=True)
+        made[group.tokens] = seen.transpose(1, 2).flatten(0, 1)[group.places]
+    for part in batch.stretches:
+        keys, values = layer.read(part.blocks, part.length)
+        query = looks.query[part.begin : part.end].transpose(0, 1)[None]
+        repeat = query.shape[1] // keys.shape[1]
+        if repeat > 1:  # masks and groups exclude each other in the fast kernels
+            keys, values = (one.repeat_interleave(repeat, dim=1) for one in (keys, values))
+        mask = causal_lower_right(part.end - part.begin, part.length)
+        seen = scaled_dot_product_attention(query, keys, values, mask, scale=looks.scaling)
+        made[part.begin : part.end] = seen[0].transpose(0, 1)
+    return made

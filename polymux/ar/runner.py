@@ -1,0 +1,91 @@
+"""A plan, carried out: the network runs, the next tokens are chosen, and their numbers set out for the host.
+
+Nothing here waits for the device: what was launched is a `Flight`, and its tokens are asked for when they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from polymux.ar.network import Network
+from polymux.ar.paged_cache import PagedCache
+from polymux.ar.prompt_batch import Ints, lay_out
+from polymux.ar.sampler import Sampler
+from polymux.ar.scheduler import Piece, Plan
+from polymux.ar.sequence import Sequence
+from polymux.ar.step_graphs import Graphs, StepGraphs
+
+
+@dataclass
+class Flight:
+    """A step that is under way: whose tokens are being chosen, and where they will be."""
+
+    plan: Plan
+    sequences: list[Sequence]
+    chosen: list[torch.Tensor]  # on the host
+    landed: torch.cuda.Event | None
+
+    def tokens(self) -> list[int]:
+        """Waits for the device."""
+        if self.landed is not None:
+            self.landed.synchronize()
+        return [token for tensor in self.chosen for token in tensor.tolist()]
+
+
+class Runner:
+    def __init__(self, network: Network, cache: PagedCache, graphs: Graphs) -> None:
+        self._network, self._cache = network, cache
+        self._sampler = Sampler(cache.rows, network.vocabulary, cache.device)
+        self._steps = StepGraphs(network, cache, self._sampler.last, graphs)
+        self._on_gpu = cache.device.type == "cuda"
+
+    def prepare(self) -> None:
+        """Do what takes long, before anybody waits for it."""
+        self._steps.prepare()
+
+    def launch(self, plan: Plan) -> Flight:
+        """What goes on and what begins are runs of their own: one of them is always the same graph."""
+        flight = Flight(plan, [], [], None)
+        if plan.decodes:
+            self._choose(flight, self._decode(plan.decodes), plan.decodes)
+        if plan.pieces:
+            logits, ending = self._begin(plan.pieces)
+            if ending:
+                self._choose(flight, logits, ending)
+        if self._on_gpu:
+            flight.landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            flight.landed.record()
+        return flight
+
+    def _choose(self, flight: Flight, logits: torch.Tensor, sequences: list[Sequence]) -> None:
+        rows = self._upload(np.array([s.row for s in sequences], dtype=np.int64))
+        tokens = self._sampler.choose(logits, sequences, rows)
+        if self._on_gpu:
+            host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            tokens = host.copy_(tokens, non_blocking=True)
+        flight.sequences += sequences
+        flight.chosen.append(tokens)
+
+    def _decode(self, sequences: Many[Sequence]) -> torch.Tensor:
+        positions = [s.computed - 1 for s in sequences]
+        rows = [s.row for s in sequences if s.row is not None]
+        slots = [self._cache.slot(s.blocks, s.computed - 1) for s in sequences]
+        return self._steps.run(positions, rows, slots)
+
+    def _begin(self, pieces: Many[Piece]) -> tuple[torch.Tensor, list[Sequence]]:
+        """Logits of those whose next token comes of this, and who they are."""
+        batch = lay_out(pieces, self._cache.block_size, self._upload)
+        for sequence in batch.ending:
+            blocks = self._upload(np.array(sequence.blocks, dtype=np.int64))
+            self._cache.table[sequence.row, : len(blocks)] = blocks.int()
+            self._sampler.place(sequence)
+        self._cache.batch = batch.stretches
+        return self._network(batch.tokens, batch.positions, batch.keep, self._cache.handle), batch.ending
+
+    def _upload(self, values: Ints) -> torch.Tensor:
+        made = torch.from_numpy(values)
+        return made.pin_memory().to(self._cache.device, non_blocking=True) if self._on_gpu else made

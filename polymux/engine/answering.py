@@ -1,0 +1,43 @@
+"""Which engine answers: the one whose answers go on together, or the one in which each is a loop of its own."""
+
+from __future__ import annotations
+
+from polymux.ar.network import refusal
+from polymux.config import EngineConfig
+from polymux.engine.ar_engine import ArEngine
+from polymux.engine.base import StageEngine
+from polymux.engine.chat_engine import ChatEngine
+from polymux.engine.generate_model import GenerateModel
+from polymux.engine.session_engine import prepare_device
+from polymux.errors import ConfigError
+from polymux.families.chat import ChatFamily
+from polymux.knobs import check_unchanged
+
+
+def load_answering(config: EngineConfig) -> StageEngine:
+    """Load the model, and what it answers with. Raises CheckpointError, ConfigError."""
+    device = prepare_device(config)
+    model = GenerateModel.load(config, device)
+    settings = config.decoding
+    if settings.decoding == "generate":
+        others = [name for name in vars(settings) if name != "decoding"]
+        check_unchanged(settings, "acts only without --decoding generate", others)
+        return ChatEngine(config, model, device)
+    why = unpaged(config, model)
+    if why is None:
+        return ArEngine(config, model, device)
+    check_unchanged(settings, f"cannot act on this model: {why}")
+    return ChatEngine(config, model, device)
+
+
+def unpaged(config: EngineConfig, model: GenerateModel) -> str | None:
+    """Why its answers do not go on together, if they do not."""
+    name = type(model.parts.model).__name__
+    if not isinstance(model.family, ChatFamily) or name not in model.family.paged:
+        return f"for {name} nothing proves that its tokens stay the same"
+    if config.scheduler.merge_decoding:
+        if config.decoding.decoding == "paged":
+            what = "--merge-decoding and --decoding paged exclude each other: both say how answers run together"
+            raise ConfigError(what, param="merge_decoding")
+        return "--merge-decoding says how its steps run together"
+    return refusal(model.parts.model)

@@ -1,0 +1,93 @@
+"""A request for an answer, where answers go on together: prepared in a thread, then a sequence of tokens."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from transformers import GenerationConfig
+
+from polymux.ar.sequence import Drawing, Sequence
+from polymux.engine.writing import Writer
+from polymux.families.chat import ChatCall
+from polymux.request import Finished, FinishReason, Progress, Request, RequestMetrics, SamplingParams, TextPiece
+
+USUAL_TOP_K = 50  # of transformers, where neither a request nor the checkpoint says
+
+
+@dataclass(eq=False, kw_only=True)
+class ArJob:
+    request: Request
+    seed: int
+    writer: Writer
+    preparing: Future[ChatCall]
+    arrived: float = field(default_factory=time.perf_counter)
+    started: float | None = None
+    call: ChatCall | None = None
+    sequence: Sequence | None = None
+    seconds: float = 0.0  # of the steps it was in
+
+    def pieces(self) -> list[TextPiece | Progress]:
+        """What there is to be said, after a token of it."""
+        if text := self.writer.take():
+            return [TextPiece(self.request.request_id, text)]
+        return [Progress(self.request.request_id, "denoise", len(self.writer.tokens), 0)]
+
+    def metrics(self) -> RequestMetrics:
+        now, tokens = time.perf_counter(), len(self.writer.tokens)
+        return RequestMetrics(
+            queue=(self.started or now) - self.arrived,
+            denoise=self.seconds,
+            total=now - self.arrived,
+            steps=tokens,
+            prompt_tokens=0 if self.call is None else self.call.prompt_tokens,
+            completion_tokens=tokens,
+        )
+
+    def finished(self) -> Finished:
+        return Finished(
+            request_id=self.request.request_id,
+            modality="text",
+            outputs=[[]],
+            seeds=[self.seed],
+            metrics=self.metrics(),
+            text=self.writer.text,
+            finish_reason=self._reason(),
+        )
+
+    def _reason(self) -> FinishReason:
+        assert self.call is not None
+        tokens = self.writer.tokens
+        ended = self.writer.stopped or len(tokens) < self.call.steps or tokens[-1] in self.call.ends
+        return "stop" if ended else "length"
+
+
+def sequence_of(job: ArJob, params: SamplingParams, settings: GenerationConfig) -> Sequence:
+    """Its prompt, and how its tokens are drawn: as the request says, else as the checkpoint does."""
+    assert job.call is not None
+    given = job.call.arguments
+
+    def setting(name: str, usual: float) -> float:
+        value = given.get(name)
+        value = getattr(settings, name) if value is None else value
+        return usual if value is None else float(value)
+
+    draws = bool(setting("do_sample", False))
+    drawing = Drawing(
+        temperature=setting("temperature", 1.0) if draws else 0.0,
+        top_k=int(setting("top_k", USUAL_TOP_K)) if draws else 0,
+        top_p=setting("top_p", 1.0),
+        min_p=setting("min_p", 0.0),
+        repetition_penalty=setting("repetition_penalty", 1.0),
+        frequency_penalty=params.frequency_penalty or 0.0,
+        presence_penalty=params.presence_penalty or 0.0,
+        seed=job.seed,
+    )
+    return Sequence(
+        name=job.request.request_id,
+        tokens=given["input_ids"][0].tolist(),
+        limit=job.call.steps,
+        ends=job.call.ends,
+        drawing=drawing,
+    )
