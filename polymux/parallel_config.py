@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polymux.errors import ConfigError
-from polymux.knobs import Checked, knob
+from polymux.knobs import Checked, flag_of, knob
 
 MOST_RANKS = 256  # all on this host
 DEGREES = ("cfg_parallel_size", "ring_degree", "ulysses_degree", "tensor_parallel_size")  # from the outermost
@@ -65,10 +65,10 @@ class DiffusionParallelConfig(Checked):
             self._check_hsdp()
         for name in ("hsdp_shard_size", "hsdp_replicate_size"):
             if name in self.changed and not self.use_hsdp:
-                raise ConfigError(f"{_flag(name)} acts only with --use-hsdp", param=name)
+                raise ConfigError(f"{flag_of(name)} acts only with --use-hsdp", param=name)
         for name in ("vae_patch_parallel_size", "text_encoder_tp_size"):
             if (size := getattr(self, name)) not in (1, self.world_size):
-                what = f"{_flag(name)} {size}: allowed are 1 and all ranks; there are {self.describe()}"
+                what = f"{flag_of(name)} {size}: allowed are 1 and all ranks; there are {self.describe()}"
                 raise ConfigError(what, param=name)
         self.check_beside({name: getattr(self, name) for name in self.changed})
 
@@ -105,7 +105,7 @@ class DiffusionParallelConfig(Checked):
             for name in own:
                 for other in theirs:
                     if name in mine and others.get(other) and others[other] != "none":
-                        raise ConfigError(f"{_flag(name)} and {_flag(other)} exclude each other: {why}", param=name)
+                        raise ConfigError(f"{flag_of(name)} and {flag_of(other)} exclude each other: {why}", param=name)
 
     def _check_hsdp(self) -> None:
         if self.world_size == 1:
@@ -133,7 +133,3 @@ def flattened(values: dict[str, Any]) -> dict[str, Any]:
     if twice := sorted(own.keys() & rest.keys()):
         raise ConfigError(f"{twice[0]} is given beside parallel_config, which has it too", param=twice[0])
     return rest | own
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -12,7 +12,7 @@ from polymux.request import Bounds
 
 _OWN = ("noise_scale", "noise_scale_duration", "speaking_rate")  # attributes that its forward reads
 
-_SLOWEST, _FASTEST = 0.05, 20.0  # speaking_rate: beyond, it divides by zero, or makes hours of a word
+_RATES = Bounds(0.1, 10)  # of speech: far beyond, it divides by zero, or makes hours of a word
 
 
 class VitsAdapter(Adapter):
@@ -44,10 +44,6 @@ class VitsAdapter(Adapter):
         inputs = tokenizer(text, return_tensors="pt").to(parts.model.device)
         if inputs.input_ids.shape[1] < 2:
             raise InvalidRequestError("prompt: the model has no sign for anything in it", param="prompt")
-        rate = wish.params.extra_args.get("speaking_rate", 1)
-        if not _SLOWEST <= rate <= _FASTEST:
-            what = f"extra_args.speaking_rate={rate!r}: must be a number from {_SLOWEST:g} to {_FASTEST:g}"
-            raise InvalidRequestError(what, param="extra_args.speaking_rate")
         speaker = {} if parts.model.config.num_speakers < 2 else {"speaker_id": int(wish.voice or 0)}
         return Call(arguments={**inputs, **speaker, "own": wish.params.extra_args})
 
@@ -69,7 +65,7 @@ VITS = GenerateFamily(
     arguments=(*SPEECH, "language"),
     unheard_because="their speakers are those that they were trained with",
     extra=_OWN,
-    bounds={"noise_scale": Bounds(0, 10), "noise_scale_duration": Bounds(0, 2), "speaking_rate": Bounds(0.1, 10)},
+    bounds={"noise_scale": Bounds(0, 10), "noise_scale_duration": Bounds(0, 2), "speaking_rate": _RATES},
     unmerged_because="its lengths follow from drawn durations, and it is done in one pass",
 )
 

@@ -9,6 +9,7 @@ import pytest
 from server_process import Server, serving
 
 from polymux.testing.flow_network import random_network, write
+from polymux.testing.tiny.inputs import have_torchvision
 
 FLAGS = ("--max-num-seqs", "4", "--max-inference-steps", "200000", "--max-body-bytes", "1000000")
 
@@ -23,6 +24,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def speaker(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One that speaks."""
     with serving(tiny_checkpoint("vits"), tmp_path_factory.mktemp("speaker"), "--max-num-seqs", "4") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def omni_server(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One that hears, sees, and answers with text and speech."""
+    if not have_torchvision():
+        pytest.skip("its processor needs torchvision")
+    with serving(tiny_checkpoint("qwen25-omni"), tmp_path_factory.mktemp("omni"), "--max-num-seqs", "4") as running:
         yield running
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from server_process import BASE, ENDLESS, Server, alive, error_of, pixels, send_raw, serving, shared_memory, until
 
 FLAGS = ("--cfg-parallel-size", "2", "--restart-stages", "--max-num-seqs", "4", "--max-inference-steps", "200000")
-REQUESTS = 50
+REQUESTS = 24
 SIZES = ("64x64", "64x96", "96x64", "128x64")
 
 

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openai
-import pytest
 from openai.resources.realtime.realtime import RealtimeConnection
-from server_process import MODEL, Server, serving, until
+from server_process import MODEL, Server, until
 
-from polymux.testing.tiny.inputs import have_torchvision, tone
+from polymux.testing.tiny.inputs import tone
 
 RATE = 24000
 SHORT = {"talker_max_new_tokens": 8, "talker_do_sample": False, "token2wav_num_steps": 2}
 # It writes thousands of words by these seeds, so that whoever interrupts or leaves is always there before its end.
 LONG: dict[str, Any] = {"max_output_tokens": 3000, "extra_args": SHORT | {"talker_max_new_tokens": 4000}}
-
-
-@pytest.fixture(scope="module")
-def omni(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    if not have_torchvision():
-        pytest.skip("its processor needs torchvision")
-    with serving(tiny_checkpoint("qwen25-omni"), tmp_path_factory.mktemp("realtime"), "--max-num-seqs", "4") as running:
-        yield running
 
 
 @contextmanager
@@ -74,14 +64,14 @@ def text_of(events: list[Any], kind: str) -> str:
     return "".join(event.delta for event in events if event.type == f"response.{kind}.delta")
 
 
-def test_text_and_sound(omni: Server) -> None:
-    with session(omni, output_modalities=["text"], audio={"input": {"turn_detection": None}}) as connection:
+def test_text_and_sound(omni_server: Server) -> None:
+    with session(omni_server, output_modalities=["text"], audio={"input": {"turn_detection": None}}) as connection:
         say(connection, "hello")
         connection.response.create()
         events = heard(connection, "response.done")
         done = events[-1].response
         asked = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 6, "seed": 6}
-        answer = omni.http.post("/v1/chat/completions", json=asked | {"temperature": 1.0}).json()
+        answer = omni_server.http.post("/v1/chat/completions", json=asked | {"temperature": 1.0}).json()
         written = answer["choices"][0]["message"]["content"]
         assert text_of(events, "output_text") == done.output[0].content[0].text == written
         assert (done.usage.input_tokens, done.usage.output_tokens) == (answer["usage"]["prompt_tokens"], 6)
@@ -99,10 +89,10 @@ def test_text_and_sound(omni: Server) -> None:
         assert done.usage.output_token_details.audio_tokens > 0
 
 
-def test_turns_and_who_interrupts(omni: Server) -> None:
+def test_turns_and_who_interrupts(omni_server: Server) -> None:
     detection = {"type": "server_vad", "silence_duration_ms": 200}
-    before = omni.outcomes()["aborted"]
-    with session(omni, **LONG, audio={"input": {"turn_detection": detection}}) as connection:
+    before = omni_server.outcomes()["aborted"]
+    with session(omni_server, **LONG, audio={"input": {"turn_detection": detection}}) as connection:
         append(connection, 0.4)
         append(connection, 0.4, loud=False)
         started = heard(connection, "input_audio_buffer.speech_started")[-1]
@@ -113,7 +103,7 @@ def test_turns_and_who_interrupts(omni: Server) -> None:
         done = events[-1].response
         assert (done.status, done.status_details.reason) == ("cancelled", "turn_detected")
         assert done.output[0].content[0].transcript == text_of(events, "output_audio_transcript") != ""
-        until(lambda: omni.outcomes()["aborted"] == before + 1 and omni.running() == 0, 60)
+        until(lambda: omni_server.outcomes()["aborted"] == before + 1 and omni_server.running() == 0, 60)
 
         update(connection, extra_args=SHORT, max_output_tokens=6, seed=5)  # the turn goes on meanwhile, and is answered
         append(connection, 0.4, loud=False)
@@ -121,9 +111,9 @@ def test_turns_and_who_interrupts(omni: Server) -> None:
         assert events[-1].response.status in ("completed", "incomplete") and sound_of(events)
 
 
-def test_what_is_wrong_and_who_leaves(omni: Server) -> None:
-    before = omni.outcomes()["aborted"]
-    with session(omni, **LONG, seed=5) as connection:
+def test_what_is_wrong_and_who_leaves(omni_server: Server) -> None:
+    before = omni_server.outcomes()["aborted"]
+    with session(omni_server, **LONG, seed=5) as connection:
         connection.send({"type": "response.create", "event_id": "mine", "response": {"input": []}})
         error: Any = connection.recv()
         assert (error.type, error.error.param, error.error.event_id) == ("error", "response.input", "mine")
@@ -134,4 +124,4 @@ def test_what_is_wrong_and_who_leaves(omni: Server) -> None:
         say(connection, "hello")
         connection.response.create()
         heard(connection, "response.output_audio_transcript.delta")
-    until(lambda: omni.outcomes()["aborted"] == before + 1 and omni.running() == 0, 60)
+    until(lambda: omni_server.outcomes()["aborted"] == before + 1 and omni_server.running() == 0, 60)
