@@ -3,8 +3,8 @@
     python bench/parallel_bare.py [--ranks 2] [--tiny]
 
 The denoisers of `denoisers.py`, eager, with random weights: ring and Ulysses for the video's, Ulysses and tensor
-parallelism for the picture's. One way that fails is reported and left out; on a CPU, where diffusers divides nothing, all
-do. Started by `parallel.py`, too.
+parallelism for the picture's. One way that fails is reported and left out; on a CPU, where diffusers divides nothing,
+all do. Started by `parallel.py`, too.
 """
 
 from __future__ import annotations
