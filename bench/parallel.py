@@ -18,6 +18,7 @@ tables; JSON goes to the folder that OUT names.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -209,6 +210,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     video, image = works(arguments.tiny)
     tables: list[Table] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -258,12 +258,9 @@ class EngineConfig:
         sparse = AttentionConfig.of(self.attention.diffusion_attention_config).is_sparse
         others = vars(memory) | vars(self.caches) | vars(self.adapters) | vars(self.quantization)
         self.parallel.check_beside(others | {"diffusion_attention_config": sparse})
-        if memory.dlo_use_allgather:  # with several ranks it has been refused above
-            raise ConfigError(
-                "--dlo-use-allgather: one rank has nobody to gather from, and several, which compute different calls, "
-                "cannot gather the blocks of one; leave it out",
-                param="dlo_use_allgather",
-            )
+        if memory.dlo_use_allgather and self.parallel.world_size == 1:
+            what = "--dlo-use-allgather: one rank has nobody to gather from; it needs --cfg-parallel-size, "
+            raise ConfigError(f"{what}--ulysses-degree or --ring-degree", param="dlo_use_allgather")
         self.quantization.check_files(
             {
                 "dlo_enable_runtime_cache": memory.dlo_enable_runtime_cache,
@@ -279,6 +276,13 @@ class EngineConfig:
             for name in memory.STRATEGIES[1:]:  # these may stream the blocks that the cache leaves out
                 if getattr(memory, name) not in (False, None):
                     raise conflict("cache_backend", name, "blocks that are skipped cannot be streamed")
+
+    @property
+    def gathers_blocks(self) -> bool:
+        """Whether each rank keeps a part of the blocks that are streamed, and a block is put together from all."""
+        memory = self.memory
+        apart = memory.dlo_use_allgather is False or memory.dlo_enable_runtime_cache
+        return memory.enable_distributed_layerwise_offload and self.parallel.world_size > 1 and not apart
 
     def _check_ray(self) -> None:
         if self.replicas.devices:

@@ -30,7 +30,7 @@ class MemoryConfig(Checked):
     )
     dlo_use_allgather: bool | None = knob(
         None,
-        "distributed: each rank keeps its part of every block, and ranks rebuild them; always refused yet",
+        "distributed: each rank keeps its part of every block, and ranks rebuild them (default, if there are several)",
         off="--dlo-no-use-allgather",
     )
     dlo_enable_runtime_cache: bool = knob(

@@ -24,7 +24,6 @@ _PACKED = ("quantization", "diffusion_quantization_config", "gguf_file")
 # Knobs of this group, others, and why they do not go together.
 _REFUSED: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (DEGREES, ("cache_backend",), "what a cache remembers of a step is on the rank that has computed it"),
-    (DEGREES, ("dlo_use_allgather",), "ranks that compute different calls cannot gather the blocks of one"),
     (("tensor_parallel_size", "use_hsdp"), _OFFLOAD, "each rank keeps its part of the weights on its device"),
     (
         ("tensor_parallel_size", "use_hsdp", "text_encoder_tp_size"),

@@ -153,10 +153,14 @@ class GuidanceSplit:
         return None
 
     def _part(self, calls: list[Call], arguments: Callable[[], dict[str, Any]]) -> Part:
+        made: dict[str, Any] | None = None
         try:
-            result = self.runner.run(calls, arguments())
+            made = arguments()
+            result = self.runner.run(calls, made)
         except Exception as error:  # a model may raise anything; whether the dividing was at fault will show
             drop_frames(error)
+            if made is None:  # it has not run: ranks that need this one to run theirs must hear of it
+                self._settle(calls[0], error)
             return Part(None, f"{type(error).__name__}: {error}", is_out_of_memory(error))
         return Part(result, drew=calls[0].drew)
 

@@ -26,7 +26,7 @@ def divide_guidance(runner: Runner, family: Family, config: EngineConfig, mesh: 
 
     def tied(call: Call, dividing: bool) -> Sharing | None:
         if call.component.role == "denoiser":
-            if parallel.use_hsdp:
+            if parallel.use_hsdp or config.gathers_blocks:
                 return everyone
             return None if inner.size == 1 else (inner if dividing else everyone)
         ranks = parallel.vae_patch_parallel_size if call.component.role == "decoder" else parallel.text_encoder_tp_size

@@ -104,7 +104,8 @@ class Model:
         for strategy in (name for name in config.memory.STRATEGIES if getattr(config.memory, name)):
             for component in components:
                 check_movable(component.name, component.module, strategy)
-        weights = place(tenants, config.memory, device, mappings=dict(mappings or {}))
+        sharers = mesh.world if config.gathers_blocks else None
+        weights = place(tenants, config.memory, device, sharers, mappings=dict(mappings or {}))
         for component in components:
             component.attach()
         why = "the ranks of this model have parts of its layers, and an adapter is made for whole ones"

@@ -41,19 +41,21 @@ class Mesh:
     def join(cls, config: DiffusionParallelConfig, rank: int, store: Store, device: torch.device) -> Mesh:
         """Meet the other ranks. A collective, for all of them."""
         size = config.world_size
+        # Not bound to the device: torch would then make groups without gloo, and what ranks tell each other beside
+        # tensors would wait for the device.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=FOREVER)
         degrees = degrees_of(config)
         grid = init_device_mesh(device.type, tuple(degrees.values()), mesh_dim_names=AXES)
+        shards = _shards(config, device) if config.use_hsdp else None
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # that may have chosen the one whose number is the rank
+            torch.cuda.set_device(device)  # those may have chosen the one whose number is the rank
         sequence = None
         if degrees["ring"] * degrees["ulysses"] > 1:
             whole = grid["ring", "ulysses"]._flatten("sp").get_group()
             single = {axis: grid.get_group(axis) if degrees[axis] > 1 else None for axis in ("ring", "ulysses")}
             sequence = SequenceGroups(whole, **single)
         inner = grid["ring", "ulysses", "tp"]._flatten("inner")
-        shards = _shards(config, device) if config.use_hsdp else None
         return cls(rank, size, grid, degrees, sequence, inner, shards=shards)
 
     @property

@@ -11,11 +11,13 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 from torch.nn.functional import pad
 
 from polymux.parallel.groups import Lengths
 
 ALIGN = 16  # elements; GPU kernels want the rows of what is added to scores to begin at a multiple of it
+CUDNN = SDPBackend.CUDNN_ATTENTION.value
 MASKED = -3e4  # added to a score: its weight is then zero in every type; with minus infinity a part could have no sum
 
 
@@ -50,9 +52,8 @@ def ring_attention(
 
 def _joined(a: Tensor, a_sums: Tensor, b: Tensor, b_sums: Tensor) -> tuple[Tensor, Tensor]:
     """Of two results over different keys, that over both."""
-    total = torch.logaddexp(a_sums, b_sums)
-    a_part, b_part = ((sums - total).exp().transpose(1, 2).unsqueeze(-1) for sums in (a_sums, b_sums))
-    return a * a_part + b * b_part, total
+    share = torch.sigmoid(b_sums - a_sums).transpose(1, 2).unsqueeze(-1)
+    return torch.lerp(a, b.float(), share), torch.logaddexp(a_sums, b_sums)
 
 
 def _pass_on(held: Tensor, coming: int, group: dist.ProcessGroup) -> tuple[Tensor, list[dist.Work]]:
@@ -78,7 +79,10 @@ def attend(
         aligned = pad(bias.to(q.dtype), (0, -k.shape[2] % ALIGN))[..., : k.shape[2]]
         bias = aligned.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     ops = torch.ops.aten
-    if q.device.type == "cpu":
+    if bias is None and q.device.type == "cuda" and ops._fused_sdp_choice(q, k, v, scale=scale) == CUDNN:
+        out, sums = ops._scaled_dot_product_cudnn_attention(q, k, v, None, True, scale=scale)[:2]
+        sums = sums.reshape(q.shape[:3])  # it has another dimension, of one
+    elif q.device.type == "cpu":
         out, sums = ops._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=bias, scale=scale)
     elif bias is None and q.dtype != torch.float32 and q.shape[-1] % 8 == 0:
         out, sums = ops._scaled_dot_product_flash_attention(q, k, v, scale=scale)[:2]

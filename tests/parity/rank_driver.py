@@ -112,6 +112,7 @@ def lead(folder: Path, work: Work) -> None:
         followers.wait_until_up()
         done = drive(Executor(engine, scheduler, followers), case.requests())
         followers.tell(Stop())
+        said |= {"storage": engine.weights.describe()}
         engine.close()
         said |= {"divided": split.divided, "undivided": sorted(split.undivided)}
         print(json.dumps(said | compared(done, wanted)), flush=True)

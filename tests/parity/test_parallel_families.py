@@ -35,6 +35,8 @@ TWO: list[tuple[dict[str, Any], list[str]]] = [
     ({"tensor_parallel_size": 2}, ["wan21-t2v"]),
     ({"tensor_parallel_size": 2, "text_encoder_tp_size": 2}, ["flux-schnell"]),
     ({"cfg_parallel_size": 2, "use_hsdp": True}, ["qwen-image"]),
+    ({"cfg_parallel_size": 2, "enable_distributed_layerwise_offload": True}, ["qwen-image"]),
+    ({"ulysses_degree": 2, "enable_distributed_layerwise_offload": True}, ["wan22-t2v-moe"]),
 ]
 FOUR: list[tuple[dict[str, Any], list[str]]] = [
     ({"cfg_parallel_size": 2, "ulysses_degree": 2}, ["wan21-t2v"]),
@@ -87,3 +89,4 @@ def test_several_ranks(ranks: str, case: str, results: Results) -> None:
     assert result["outputs"] == 3 and result["aborted"]
     assert (result["divided"] > 0) == ("cfg_parallel_size" in result)
     assert not result["undivided"]
+    assert ("all-gathered" in result["storage"]) == ("enable_distributed_layerwise_offload" in result)

@@ -72,7 +72,7 @@ class Rank:
 
     def run(self, *, apart: bool = False) -> list[Any]:
         for place, call in enumerate(self.calls):
-            call.place = place if apart else 0
+            call.lane = place if apart else 0
         self.split.execute(self.calls)
         return numbers(self.calls)
 
@@ -183,6 +183,19 @@ def test_a_rank_that_fails_alone_where_others_work_on_the_same_call_ends_them_al
     both(made)
     assert all(isinstance(rank.ended[0], StageDeadError) for rank in made)
     assert "on some ranks and not on others" in made[0].ended[0].message
+
+
+def test_a_rank_whose_part_cannot_be_made_tells_those_that_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ranks(plus_one, tied=True)
+
+    def rows(*_: object) -> dict[str, Any]:
+        raise RuntimeError("no such part")
+
+    monkeypatch.setattr(made[0].split.runner.merger, "rows", rows)
+    for rank in made:
+        rank.split.give_up = rank.ended.append
+    both(made)
+    assert all(isinstance(rank.ended[0], StageDeadError) for rank in made)
 
 
 def test_a_rank_that_fails_while_the_others_wait_for_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
