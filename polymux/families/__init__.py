@@ -32,6 +32,7 @@ from polymux.families import (
     parakeet,
     pixart,
     pocket_tts,
+    qwen_asr,
     qwen_image,
     qwen_image_21,
     qwen_omni,
@@ -97,7 +98,7 @@ _SOUNDING = (
 )
 _ANSWERING = (language, qwen_omni)
 _CHAT_FAMILIES: tuple[ChatFamily, ...] = tuple(family for module in _ANSWERING for family in module.FAMILIES)
-_HEARING = (moonshine, parakeet, whisper)
+_HEARING = (moonshine, parakeet, qwen_asr, whisper)
 _HEARING_FAMILIES: tuple[HearingFamily, ...] = tuple(family for module in _HEARING for family in module.FAMILIES)
 _GENERATE_FAMILIES: tuple[GenerateFamily, ...] = (
     *(family for module in _SOUNDING for family in module.FAMILIES),
