@@ -5,6 +5,7 @@ from polymux.families import (
     auraflow,
     bark,
     bria,
+    canary,
     chroma,
     cogview,
     cosmos,
@@ -98,7 +99,7 @@ _SOUNDING = (
 )
 _ANSWERING = (language, qwen_omni)
 _CHAT_FAMILIES: tuple[ChatFamily, ...] = tuple(family for module in _ANSWERING for family in module.FAMILIES)
-_HEARING = (moonshine, parakeet, qwen_asr, whisper)
+_HEARING = (canary, moonshine, parakeet, qwen_asr, whisper)
 _HEARING_FAMILIES: tuple[HearingFamily, ...] = tuple(family for module in _HEARING for family in module.FAMILIES)
 _GENERATE_FAMILIES: tuple[GenerateFamily, ...] = (
     *(family for module in _SOUNDING for family in module.FAMILIES),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from polymux.errors import InvalidRequestError
 from polymux.families.generate import Call, Parts, no_control_tokens
-from polymux.families.hearing import Heard, HearingAdapter, HearingFamily, Transcript, check_length
+from polymux.families.hearing import Heard, HearingAdapter, HearingFamily, Transcript, check_length, most_tokens
 from polymux.request import SamplingParams
 
 _LONGEST_S = 1200  # of its training
-_TOKENS_A_SECOND, _TOKENS_MORE = 16, 32  # no speech has more: a model that writes more repeats itself
 _LANGUAGES = {
     "ar": "Arabic", "yue": "Cantonese", "zh": "Chinese", "cs": "Czech", "da": "Danish", "nl": "Dutch", "en": "English",
     "fil": "Filipino", "fi": "Finnish", "fr": "French", "de": "German", "el": "Greek", "hi": "Hindi",
@@ -37,7 +35,7 @@ class QwenAsrAdapter(HearingAdapter):
         asked: dict[str, Any] = {"language": language, "prompt": heard.before}
         inputs = processor.apply_transcription_request(audio=[heard.samples], **asked)
         count, room = inputs["input_ids"].shape[1], parts.model.config.text_config.max_position_embeddings
-        steps = math.ceil(len(heard.samples) / rate * _TOKENS_A_SECOND) + _TOKENS_MORE
+        steps = most_tokens(heard, rate)
         if count + steps > room:
             param = "audio" if heard.before is None else "prompt"
             what = f"with it there are {count} tokens, and {steps} may be written: the model has room for {room}"

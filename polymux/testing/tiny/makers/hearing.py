@@ -12,6 +12,10 @@ from polymux.testing.tiny.registry import Ctx, Saveable, Tensors, runner, tiny
 from polymux.testing.tiny.tokenizers import CHATML, llama_tokenizer, qwen_tokenizer, size_of, whisper_tokenizer
 from polymux.testing.tiny.weights import filled
 
+CANARY_CHAT = (
+    "{%- for m in messages %}{%- for c in m.content if c.type == 'text' %}<|hear|>{{ c.source_language }}"
+    "<|write|>{{ c.target_language }}<|begin|>{%- endfor %}{%- endfor %}"
+)
 SECONDS = 2  # of one window; the published ones have 30
 
 
@@ -151,4 +155,36 @@ def run_qwen3_asr(path: Path, ctx: Ctx) -> Tensors:
     processor = T.Qwen3ASRProcessor.from_pretrained(path)
     model = T.Qwen3ASRForConditionalGeneration.from_pretrained(path, dtype=ctx.dtype)
     inputs = processor.apply_transcription_request(audio=[tone(1.0, 16000)], language="en").to(dtype=ctx.dtype)
+    return {"ids": model.generate(**inputs, max_new_tokens=6)}
+
+
+@tiny("canary", "transformers")
+def canary(ctx: Ctx) -> list[Saveable]:
+    marks = ["<|hear|>", "<|write|>", "<|begin|>"]
+    tok = llama_tokenizer(marks)
+    tok.add_special_tokens({"additional_special_tokens": marks})
+    width = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    config = T.CanaryConfig(
+        vocab_size=size_of(tok), pad_token_id=tok.pad_token_id, bos_token_id=1, eos_token_id=2,
+        decoder_start_token_id=1,
+        encoder_config=dict(
+            model_type="parakeet_encoder", num_mel_bins=16, subsampling_conv_channels=8, max_position_embeddings=64,
+            **width,
+        ),
+        decoder_config=dict(
+            vocab_size=size_of(tok), num_key_value_heads=2, head_dim=16, max_position_embeddings=96,
+            pad_token_id=tok.pad_token_id, bos_token_id=1, eos_token_id=2, **width,
+        ),
+    )
+    features = T.ParakeetFeatureExtractor(feature_size=16)
+    return [filled(ctx, T.CanaryForConditionalGeneration(config)), T.CanaryProcessor(
+        feature_extractor=features, tokenizer=tok, chat_template=CANARY_CHAT,
+    )]
+
+
+@runner("canary")
+def run_canary(path: Path, ctx: Ctx) -> Tensors:
+    processor = T.CanaryProcessor.from_pretrained(path)
+    model = T.CanaryForConditionalGeneration.from_pretrained(path, dtype=ctx.dtype)
+    inputs = processor.apply_transcription_request(audio=[tone(1.0, 16000)]).to(dtype=ctx.dtype)
     return {"ids": model.generate(**inputs, max_new_tokens=6)}
