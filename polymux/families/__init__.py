@@ -5,6 +5,7 @@ from polymux.families import (
     auraflow,
     bark,
     bria,
+    canary,
     chroma,
     cogview,
     cosmos,
@@ -35,6 +36,7 @@ from polymux.families import (
     parakeet,
     pixart,
     pocket_tts,
+    qwen_asr,
     qwen_image,
     qwen_image_21,
     qwen_omni,
@@ -104,7 +106,7 @@ _ANSWERING = (language, qwen_omni)
 _DRAWING = (emu3, janus)
 _CHAT_FAMILIES: tuple[ChatFamily, ...] = tuple(family for module in _ANSWERING for family in module.FAMILIES)
 _PICTURE_FAMILIES: tuple[PictureFamily, ...] = tuple(family for module in _DRAWING for family in module.FAMILIES)
-_HEARING = (moonshine, parakeet, whisper)
+_HEARING = (canary, moonshine, parakeet, qwen_asr, whisper)
 _HEARING_FAMILIES: tuple[HearingFamily, ...] = tuple(family for module in _HEARING for family in module.FAMILIES)
 _GENERATE_FAMILIES: tuple[GenerateFamily, ...] = (
     *(family for module in _SOUNDING for family in module.FAMILIES),

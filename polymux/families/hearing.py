@@ -5,12 +5,16 @@ Like a family that speaks (`families.generate`), with a sound in place of a text
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from polymux.errors import InvalidRequestError
 from polymux.families.generate import Adapter, Call, GenerateFamily, Parts
 from polymux.request import Modality, SamplingParams, Segment
+
+TOKENS_A_SECOND = 16  # of the quickest speech, in the tokens of the language that has the most
+_TOKENS_MORE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,11 @@ def check_length(heard: Heard, rate: int, most: float) -> None:
     if seconds > most:
         what = f"{seconds:.2f} s: a model like this hears at most {most:.1f} s in one go"
         raise InvalidRequestError(f"audio: {what}", param="audio")
+
+
+def most_tokens(heard: Heard, rate: int) -> int:
+    """More than anybody says in it: a model that writes more repeats itself."""
+    return math.ceil(len(heard.samples) / rate * TOKENS_A_SECOND) + _TOKENS_MORE
 
 
 @dataclass(frozen=True, kw_only=True)

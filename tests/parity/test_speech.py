@@ -114,7 +114,7 @@ def pocket_tts(path: Path, text: str, params: dict[str, Any]) -> torch.Tensor:
     turn = {"role": "user", "content": [{"type": "text", "text": text}]}
     inputs = processor(text=[processor.apply_chat_template([turn], tokenize=False)], return_tensors="pt")
     torch.manual_seed(SEED)
-    made = model.generate(**inputs, do_sample=True, temperature=0.5, num_flow_steps=2, max_new_tokens=7)
+    made = model.generate(**inputs, do_sample=True, temperature=0.5, num_flow_steps=2, max_new_tokens=30)
     return processor.decode(made.audio_latents, made.audio_latents_mask)[0]
 
 
@@ -135,7 +135,7 @@ CASES = (
     Case("dia", dia, {"voice": "S2", "guidance_scale": 3.0, "top_k": 16, "max_new_tokens": 24}),
     Case("vibevoice", vibevoice, {"voice": "2", "guidance_scale": 2.0, "extra_args": {"num_diffusion_steps": 3},
                                   "max_new_tokens": 6}),
-    Case("pocket-tts", pocket_tts, {"temperature": 0.5, "extra_args": {"num_flow_steps": 2}, "max_new_tokens": 7}),
+    Case("pocket-tts", pocket_tts, {"temperature": 0.5, "extra_args": {"num_flow_steps": 2}, "max_new_tokens": 30}),
     Case("musicgen", musicgen, {"top_p": 0.9, "max_new_tokens": 16}),
     Case("musicgen-melody", musicgen_melody, {"top_p": 0.9, "max_new_tokens": 16}),
 )  # fmt: skip

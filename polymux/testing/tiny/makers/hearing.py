@@ -9,9 +9,13 @@ import transformers as T
 
 from polymux.testing.tiny.inputs import tone
 from polymux.testing.tiny.registry import Ctx, Saveable, Tensors, runner, tiny
-from polymux.testing.tiny.tokenizers import llama_tokenizer, size_of, whisper_tokenizer
+from polymux.testing.tiny.tokenizers import CHATML, llama_tokenizer, qwen_tokenizer, size_of, whisper_tokenizer
 from polymux.testing.tiny.weights import filled
 
+CANARY_CHAT = (
+    "{%- for m in messages %}{%- for c in m.content if c.type == 'text' %}<|hear|>{{ c.source_language }}"
+    "<|write|>{{ c.target_language }}<|begin|>{%- endfor %}{%- endfor %}"
+)
 SECONDS = 2  # of one window; the published ones have 30
 
 
@@ -119,3 +123,68 @@ def run_parakeet(path: Path, ctx: Ctx) -> Tensors:
     model = kinds[processor.decoder_type].from_pretrained(path, dtype=ctx.dtype)
     inputs = processor(tone(1.0, 16000), sampling_rate=16000).to(dtype=ctx.dtype)
     return {"ids": model.generate(**inputs, return_dict_in_generate=True).sequences}
+
+
+@tiny("qwen3-asr", "transformers")
+def qwen3_asr(ctx: Ctx) -> list[Saveable]:
+    marks = {"audio_token": "<|AUDIO|>", "audio_bos_token": "<|audio_bos|>", "audio_eos_token": "<|audio_eos|>"}
+    tok = qwen_tokenizer(list(marks.values()), chat_template=CHATML, **marks)
+    tok.add_tokens(["<asr_text>"])
+    ids = tok.convert_tokens_to_ids
+    config = T.Qwen3ASRConfig(
+        audio_config=dict(
+            num_mel_bins=16, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64, d_model=32,
+            output_dim=32, downsample_hidden_size=8,
+        ),
+        text_config=dict(
+            model_type="qwen3", vocab_size=size_of(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=512,
+            tie_word_embeddings=True,
+        ),
+        audio_token_id=ids("<|AUDIO|>"), pad_token_id=ids("<|endoftext|>"),
+        eos_token_id=[ids("<|endoftext|>"), ids("<|im_end|>")],
+    )
+    features = T.Qwen3ASRFeatureExtractor(feature_size=16)
+    return [filled(ctx, T.Qwen3ASRForConditionalGeneration(config)), T.Qwen3ASRProcessor(
+        feature_extractor=features, tokenizer=tok, chat_template=CHATML,
+    )]
+
+
+@runner("qwen3-asr")
+def run_qwen3_asr(path: Path, ctx: Ctx) -> Tensors:
+    processor = T.Qwen3ASRProcessor.from_pretrained(path)
+    model = T.Qwen3ASRForConditionalGeneration.from_pretrained(path, dtype=ctx.dtype)
+    inputs = processor.apply_transcription_request(audio=[tone(1.0, 16000)], language="en").to(dtype=ctx.dtype)
+    return {"ids": model.generate(**inputs, max_new_tokens=6)}
+
+
+@tiny("canary", "transformers")
+def canary(ctx: Ctx) -> list[Saveable]:
+    marks = ["<|hear|>", "<|write|>", "<|begin|>"]
+    tok = llama_tokenizer(marks)
+    tok.add_special_tokens({"additional_special_tokens": marks})
+    width = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    config = T.CanaryConfig(
+        vocab_size=size_of(tok), pad_token_id=tok.pad_token_id, bos_token_id=1, eos_token_id=2,
+        decoder_start_token_id=1,
+        encoder_config=dict(
+            model_type="parakeet_encoder", num_mel_bins=16, subsampling_conv_channels=8, max_position_embeddings=64,
+            **width,
+        ),
+        decoder_config=dict(
+            vocab_size=size_of(tok), num_key_value_heads=2, head_dim=16, max_position_embeddings=96,
+            pad_token_id=tok.pad_token_id, bos_token_id=1, eos_token_id=2, **width,
+        ),
+    )
+    features = T.ParakeetFeatureExtractor(feature_size=16)
+    return [filled(ctx, T.CanaryForConditionalGeneration(config)), T.CanaryProcessor(
+        feature_extractor=features, tokenizer=tok, chat_template=CANARY_CHAT,
+    )]
+
+
+@runner("canary")
+def run_canary(path: Path, ctx: Ctx) -> Tensors:
+    processor = T.CanaryProcessor.from_pretrained(path)
+    model = T.CanaryForConditionalGeneration.from_pretrained(path, dtype=ctx.dtype)
+    inputs = processor.apply_transcription_request(audio=[tone(1.0, 16000)]).to(dtype=ctx.dtype)
+    return {"ids": model.generate(**inputs, max_new_tokens=6)}

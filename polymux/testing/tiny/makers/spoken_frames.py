@@ -96,6 +96,7 @@ def pocket_tts(ctx: Ctx) -> list[Saveable]:
     features = T.PocketTTSFeatureExtractor(frame_size=HOP, pad_to_multiple_of=HOP, end_on_pause=False)
     processor = T.PocketTTSProcessor(
         feature_extractor=features, tokenizer=tok, chat_template=POCKET_CHAT, frames_after_eos=1,
+        frames_after_eos_short_text=1,
     )
     return [model, processor, Files(lambda path: codec.save_pretrained(path / "audio_tokenizer"))]
 
