@@ -77,9 +77,9 @@ _DRAWING = """
 ## Pictures by transformers
 
 A picture is written token by token by the model's own `generate`, as a coroutine: requests are interleaved call by
-call, none merged. The same model answers conversations. *Pictures* names what a request for a picture may hold beside
-prompt, size, `n` and `seed`; *answers* the media that a conversation may hold, and how many of each. See
-[picture_tokens.md](picture_tokens.md).
+call, and merged only where `--merge-decoding` asks for it. The same model answers conversations. *Pictures* names what
+a request for a picture may hold beside prompt, size, `n` and `seed`; *answers* the media that a conversation may hold,
+and how many of each. See [picture_tokens.md](picture_tokens.md).
 """
 
 

@@ -57,6 +57,7 @@ class PictureEngine(ChatEngine):
             defaults={"height": canvas.height, "width": canvas.width},
             refused={"partial_images": "a picture is there only when its last token is written"},
             makes=("image",) if answers is None else ("image", "text"),
+            merges=config.scheduler.merge_decoding and family.pictures_merged,
             answers=answers,
         )
 

@@ -133,6 +133,9 @@ EMU3 = PictureFamily(
     steps=("model.text_model.forward",),
     decoders=("model.vqmodel",),
     takes=(("image", 16),),
+    decoders_merged=("model.text_model.forward",),
+    heads_merged=("model.text_model.embed_tokens.forward", "lm_head.forward"),
+    pictures_merged=True,
     picture_arguments=("negative_prompt", "guidance_scale"),
 )
 

@@ -111,6 +111,9 @@ JANUS = PictureFamily(
     steps=("model.language_model.forward",),
     decoders=("model.vqmodel",),
     takes=(("image", 16),),
+    decoders_merged=("model.language_model.forward",),
+    heads_merged=("model.language_model.embed_tokens.forward", "lm_head.forward"),
+    unmerged_because="only of answers, where `--merge-decoding` asks for it: a step of a picture is of two samples",
 )  # fmt: skip
 
 FAMILIES = (JANUS,)

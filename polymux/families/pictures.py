@@ -92,12 +92,13 @@ class PictureFamily(ChatFamily):
 
     picture_arguments: what its pictures can be told beside prompt, seed and number; with height and width if it makes
         several sizes.
+    pictures_merged: what `decoders_merged` says is true of pictures, too.
     warmup: of its answers.
     """
 
     adapter: PictureAdapter
     modality: Modality = "image"
-    unmerged_because: str = "each has a cache of its own, and merging them is not proven"
+    pictures_merged: bool = False
     picture_arguments: tuple[str, ...] = ("guidance_scale",)
     warmup: SamplingParams = SamplingParams(seed=0, max_new_tokens=2)
 

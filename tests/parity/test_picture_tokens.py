@@ -7,6 +7,7 @@ fp32 on a CPU. Calls are interleaved and not merged, so the same operations run 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -187,3 +188,38 @@ def test_pictures_and_answers_are_those_of_transformers(name: str, tiny_checkpoi
         assert isinstance(answer, Finished) and answer.text == text and answer.modality == "text"
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_merged_steps_choose_the_same_tokens(name: str, tiny_checkpoint: Callable[..., Path]) -> None:
+    """With steps of different requests run as one, of pictures and of answers: what each of them is alone."""
+    draws = CASES[name][1]
+    folder = str(tiny_checkpoint(name))
+
+    def engine(**flags: Any) -> PictureEngine:
+        return PictureEngine.load(EngineConfig.from_flat(model=folder, max_num_seqs=16, **flags))
+
+    asked = [draw.request(f"{draw.name}-{seed}", seed=seed) for seed in range(2) for draw in draws[:2]]
+    for i in range(2):
+        message = Message("user", [Part("text", "hello" * (i + 1))])
+        how = SamplingParams(seed=i, max_new_tokens=12, temperature=1.0)
+        asked.append(Request(request_id=f"asks-{i}", messages=[message], sampling=how))
+    ends = []
+    for one in (engine(), engine(merge_decoding=True)):
+        for request in asked:
+            one.add(request)
+        wait(job.preparing for job in one.jobs.values())  # so that they are under way together
+        ends.append(drive(one))
+        decoder = one.family.decoders_merged[0].removesuffix(".forward")
+        each = one.stats.merged[decoder] / one.stats.calls[decoder]  # calls that a run answers
+        assert (each > 1) == one.config.scheduler.merge_decoding and one.runner.unmergeable == set()
+        assert (each > 1.4) == one.capabilities.merges
+        one.close()
+    plain, merged = ends
+    for request in asked:
+        a, b = plain[request.request_id], merged[request.request_id]
+        assert isinstance(a, Finished) and isinstance(b, Finished)
+        assert a.text == b.text
+        if a.modality == "image":
+            assert np.allclose(pixels(a), pixels(b), rtol=0, atol=1e-4)
