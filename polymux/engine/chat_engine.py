@@ -94,7 +94,7 @@ class ChatEngine(MergingEngine[ChatJob]):
         params = sampling_of(job.request, self.described)
         frequency, presence = params.frequency_penalty or 0.0, params.presence_penalty or 0.0
         processors = [Penalties(frequency, presence)] if frequency or presence else []
-        return Hooks(stopping_criteria=[job.writer], logits_processor=processors)
+        return Hooks(stopping_criteria=[job.writer], logits_processor=processors, ended=job.writer.end)
 
     def _done(self, job: ChatJob, session: Session, result: Array | None) -> None:
         if result is not None:
