@@ -1,18 +1,21 @@
-"""WS /v1/realtime for real: OpenAI's own client talks with a tiny model that hears and speaks."""
+"""WS /v1/realtime for real: OpenAI's own client talks with a tiny model that hears and speaks, in three processes."""
 
 from __future__ import annotations
 
 import base64
+import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
 from openai.resources.realtime.realtime import RealtimeConnection
-from server_process import MODEL, Server, serving, until
+from server_process import MODEL, Server, alive, error_of, serving, shared_memory, until
 
 from polymux.testing.tiny.inputs import have_torchvision, tone
 
@@ -26,8 +29,15 @@ LONG: dict[str, Any] = {"max_output_tokens": 3000, "extra_args": SHORT | {"talke
 def omni(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if not have_torchvision():
         pytest.skip("its processor needs torchvision")
-    with serving(tiny_checkpoint("qwen25-omni"), tmp_path_factory.mktemp("realtime"), "--max-num-seqs", "4") as running:
+    flags = ("--max-num-seqs", "4", "--split-stages", "--restart-stages")
+    shared = shared_memory()
+    with serving(tiny_checkpoint("qwen25-omni"), tmp_path_factory.mktemp("realtime"), *flags) as running:
         yield running
+        stages = running.stages()
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
+        until(lambda: not any(map(alive, stages)))
+    assert shared_memory() <= shared
 
 
 @contextmanager
@@ -135,3 +145,39 @@ def test_what_is_wrong_and_who_leaves(omni: Server) -> None:
         connection.response.create()
         heard(connection, "response.output_audio_transcript.delta")
     until(lambda: omni.outcomes()["aborted"] == before + 1 and omni.running() == 0, 60)
+
+
+def chat(server: Server, **fields: Any) -> httpx.Response:
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "seed": 3, "temperature": 1.0}
+    return server.http.post("/v1/chat/completions", json=asked | fields)
+
+
+def test_only_what_is_spoken_goes_through_all_stages(omni: Server) -> None:
+    edges = [f'polymux:transfer_chunk_bytes_count{{from_stage="{i}",to_stage="{i + 1}"}}' for i in range(2)]
+    before = omni.metrics()
+    spoken = chat(omni, max_tokens=6, modalities=["text", "audio"], extra_args=SHORT).json()
+    usage = spoken["usage"]["completion_tokens_details"]
+    assert usage == {"audio_tokens": 8, "text_tokens": 6} and spoken["choices"][0]["message"]["audio"]["data"]
+    mute = chat(omni, max_tokens=6).json()
+    assert mute["choices"][0]["message"]["content"] == spoken["choices"][0]["message"]["content"]
+    after = omni.metrics()
+    assert [after[edge] - before[edge] for edge in edges] == [1, 1]
+    for name, count in (("first_token", 2), ("first_audio", 1)):
+        name = f"polymux:time_to_{name}_seconds_count"
+        assert after[name] - before[name] == count
+
+
+def test_the_death_of_the_talker_is_felt_by_whom_it_speaks_for(omni: Server) -> None:
+    _, talker, _ = sorted(omni.stages(), key=lambda process: process.create_time())
+    edge = 'polymux:transfer_chunk_bytes_count{from_stage="0",to_stage="1"}'
+    with ThreadPoolExecutor(2) as pool:
+        before = omni.metrics()[edge]
+        how = {"modalities": ["text", "audio"], "extra_args": {"talker_max_new_tokens": 4000}}
+        spoken = pool.submit(chat, omni, max_tokens=6, **how)
+        until(lambda: omni.metrics()[edge] == before + 1)
+        mute = pool.submit(chat, omni, max_tokens=300)
+        until(lambda: omni.running() == 2)
+        talker.kill()
+        answer = spoken.result(10)
+        assert (answer.status_code, error_of(answer)["code"]) == (503, "stage_dead")
+        assert mute.result(60).status_code == 200  # it has no business there
