@@ -118,7 +118,7 @@ class ChatEngine(MergingEngine[PreparedJob]):
         processors: list[LogitsProcessor] = [Penalties(frequency, presence)] if frequency or presence else []
         if call.constraint is not None:
             processors.append(Constrained(call.constraint))
-        return Hooks(stopping_criteria=[job.writer], logits_processor=processors)
+        return Hooks(stopping_criteria=[job.writer], logits_processor=processors, ended=job.writer.end)
 
     def _done(self, job: PreparedJob, session: Session, result: Any) -> None:
         assert isinstance(job, ChatJob)

@@ -46,6 +46,7 @@ class TalkJob(Job):
     speech: StepCounter = field(default_factory=StepCounter)
     steps: int = 0  # the most of the speech
     done: bool = False  # the model has returned
+    begun: bool = False  # the first chunk has left
     out: bool = False  # the last chunk has left
 
     @property
@@ -82,7 +83,8 @@ class TalkEngine(MergingEngine[TalkJob]):
         assert isinstance(graph, Graph)
         self._into, self._out_of = graph.into(config.stage), graph.out_of(config.stage)
         self._connector = make_connector(config.stages)
-        self._rows = graph.chunk if config.stages.async_chunk else None
+        in_chunks = config.stages.async_chunk
+        self._first, self._rows = graph.first if in_chunks else None, graph.chunk if in_chunks else None
         self._longest_s = config.limits.max_audio_seconds
 
     def _describe(self, model: GenerateModel, config: EngineConfig) -> Capabilities:
@@ -187,15 +189,16 @@ class TalkEngine(MergingEngine[TalkJob]):
 
     def _next_chunk(self, job: TalkJob) -> Chunk | None:
         """What may be sent now; it counts as under way."""
-        full = bool(self._rows) and len(job.rows) >= (self._rows or 0)
+        count = self._rows if job.begun else self._first  # None: all of them
+        full = count is not None and len(job.rows) >= count
         if job.out or job.under_way >= WINDOW or not (job.done or full):
             return None
-        taken = [job.rows.popleft() for _ in range(min(len(job.rows), self._rows or len(job.rows)))]
+        taken = [job.rows.popleft() for _ in range(min(len(job.rows), count or len(job.rows)))]
         last = job.done and not job.rows
         arrays = {**joined(taken), **(job.tail if last else {})}
         parcel = self._connector.put(job.request.request_id, arrays)
         job.under_way += 1
-        job.out = last
+        job.begun, job.out = True, last
         return Chunk(job.request.request_id, 0, parcel, ends_part=last, last=last)
 
     def _fail(self, job: TalkJob, error: PolymuxError) -> None:

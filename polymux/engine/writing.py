@@ -28,7 +28,7 @@ class Writer(StoppingCriteria):  # type: ignore[misc]
         self._new: list[str] = []
         self._told: list[str] = []
         self.tokens: list[int] = []
-        self.stopped = False
+        self.stopped = self._ended = False
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """The last of `input_ids` (1, tokens) has just been chosen. Whether that was the last one."""
@@ -37,9 +37,10 @@ class Writer(StoppingCriteria):  # type: ignore[misc]
         return torch.full((input_ids.shape[0],), self.stopped, dtype=torch.bool, device=input_ids.device)
 
     def end(self) -> None:
-        """No more will come: what waits is told."""
-        if self.stopped:
+        """No more will come: what waits is told. A second time, nothing does."""
+        if self.stopped or self._ended:
             return
+        self._ended = True
         self._add(self._backend.decode(self._unread, skip_special_tokens=True))
         if not self.stopped:
             self._tell(self._held)

@@ -64,10 +64,12 @@ class ChatCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """What looks on while text is written, as arguments of `generate`: objects of transformers."""
+    """What looks on while text is written, as arguments of `generate`: objects of transformers. `ended` is to be called
+    when the text is at its end and something else follows."""
 
     stopping_criteria: list[Any]
     logits_processor: list[Any] = field(default_factory=list)
+    ended: Callable[[], None] = lambda: None
 
     def named(self, prefix: str = "") -> dict[str, Any]:
         given: dict[str, Any] = {f"{prefix}stopping_criteria": self.stopping_criteria}

@@ -53,11 +53,13 @@ class Graph:
     """Stages in the order of the way; the first one gets the request, the last one makes the output.
 
     chunk: frames that are handed on at once.
+    first: the same of the first chunk of a request, for which somebody waits.
     """
 
     stages: tuple[StageDeclaration, ...]
     edges: tuple[Edge, ...]
     chunk: int = 25
+    first: int = 25
 
     def into(self, stage: int) -> Edge:
         """The edge that ends there."""

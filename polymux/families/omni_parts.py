@@ -54,14 +54,15 @@ def think(parts: Parts, call: ChatCall, hooks: Hooks, layer: int, words: Sequenc
     }
 
 
-def refuse_wordless(model: Any) -> None:
-    """Have a session's own model raise GenerationError where it would have to speak no word; its own code fails there
-    in ways that tell nothing. So for the others below."""
+def watch_words(model: Any, ended: Callable[[], None]) -> None:
+    """Have a session's own model tell when its text is at its end, and raise GenerationError where it would have to
+    speak no word; its own code fails there in ways that tell nothing. So for the others below."""
     write = model.thinker.generate
 
     @functools.wraps(write)
     def written(input_ids: Any, **given: Any) -> Any:
         made = write(input_ids=input_ids, **given)
+        ended()
         _check_words(made.sequences, input_ids)
         return made
 

@@ -90,7 +90,7 @@ class OmniAdapter(ChatAdapter):
 
     def answer(self, parts: Parts, call: ChatCall, hooks: Hooks) -> Any:
         if call.speech_steps is not None:
-            omni_parts.refuse_wordless(parts.model)
+            omni_parts.watch_words(parts.model, hooks.ended)
             self.refuse_silence(parts.model)
         made = parts.model.generate(**call.arguments, **hooks.named("thinker_"))
         return made[1].reshape(-1) if call.speech_steps is not None else None
@@ -325,8 +325,9 @@ _SHARED: dict[str, Any] = {
 
 
 def _graph(decoder: str, hand_off: HandOff, draws: bool) -> Graph:
-    """`draws`: the decoder begins with noise."""
+    """`draws`: the decoder begins with noise. A frame is 80 ms of sound where the decoder makes sound of frames."""
     return Graph(
+        first=4,
         stages=(
             StageDeclaration(name="thinker", does="think", part="thinker"),
             StageDeclaration(name="talker", does="talk", part="talker"),

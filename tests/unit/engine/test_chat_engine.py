@@ -273,6 +273,23 @@ def test_speech(load: Load) -> None:
     assert quiet.text == end.text and quiet.sample_rate is None and quiet.metrics.audio_tokens == 0
 
 
+def test_all_of_the_text_is_told_before_it_is_spoken(load: Load) -> None:
+    """Also what makes no whole character: it does not wait for the voice."""
+    engine = load("qwen3-omni-moe")
+    for seed in range(8):
+        drawn = {"tokens": 3, "seed": seed, "temperature": 1.0}
+        engine.add(request(str(seed), modalities=("text", "audio"), extra_args=VOICE, **drawn))
+    jobs, broken = dict(engine.jobs), 0
+    while engine.busy:
+        for event in engine.step():
+            if isinstance(event, TextPiece):
+                broken += event.text.endswith("\ufffd")
+                assert jobs[event.request_id].speech.done <= 1  # its first call may have been in the same step
+            elif isinstance(event, SoundPiece):
+                engine.taken(event.request_id)
+    assert broken  # of some, the text ended within a character
+
+
 def test_aborted_while_it_speaks(load: Load) -> None:
     engine = load("qwen3-omni-moe")
     engine.add(request("goes", tokens=3, modalities=("text", "audio"), extra_args={"talker_max_new_tokens": 500}))

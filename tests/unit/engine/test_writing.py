@@ -29,7 +29,8 @@ def write(writer: Writer, ids: list[int]) -> tuple[list[str], int]:
         pieces.append(writer.take())
         if enough:
             return pieces, count
-    writer.end()
+    for _ in range(2):  # once is enough, and twice does no harm
+        writer.end()
     return [*pieces, writer.take()], len(ids)
 
 
