@@ -70,8 +70,9 @@ class _Forward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.owner.eager or not self.kind.works:
             return self.original(*args, **kwargs)
+        own, named = map(_without_base, args), {name: _without_base(value) for name, value in kwargs.items()}
         try:
-            return self.kind.compiled(self.block, *args, **kwargs)
+            return self.kind.compiled(self.block, *own, **named)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             drop_frames(error)
             problem = error
@@ -150,6 +151,12 @@ class CompiledBlocks:
         for block in self._blocks:
             if isinstance(block.__dict__.get("forward"), _Forward):
                 del block.__dict__["forward"]
+
+
+def _without_base(value: Any) -> Any:
+    """A tensor that is a view of another one, as the input of a model's first block often is, as one that is not: torch
+    would compile for each of the two."""
+    return value.data if isinstance(value, torch.Tensor) and value._is_view() else value
 
 
 def _graphs() -> int:

@@ -46,6 +46,7 @@ class Family:
         component, flag). "" as component is the pipeline's own config, and as flag that the component is there; a flag
         may be "not FLAG", or several with " or " between.
     needed: arguments that checkpoints cannot do without if a flag is set, in the same form.
+    ignored: arguments that the pipelines take and make nothing of: (argument, why). They are refused.
     overruled: (argument, other): the other one, where given, decides what the argument says; both are refused.
     companions: arguments that act only beside another one: (argument, companion, value). A missing companion gets
         the value; None refuses the request.
@@ -83,6 +84,7 @@ class Family:
     blocks: tuple[str, ...] = ()
     refused: tuple[tuple[str, str, str], ...] = ()
     needed: tuple[tuple[str, str, str], ...] = ()
+    ignored: tuple[tuple[str, str], ...] = ()
     overruled: tuple[tuple[str, str], ...] = ()
     companions: tuple[tuple[str, str, str | None], ...] = ()
     prompt_optional: bool = False
