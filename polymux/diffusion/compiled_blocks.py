@@ -70,7 +70,7 @@ class _Forward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.owner.eager or not self.kind.works:
             return self.original(*args, **kwargs)
-        own, named = map(_without_base, args), {name: _without_base(value) for name, value in kwargs.items()}
+        own, named = map(_plain, args), {name: _plain(value) for name, value in kwargs.items()}
         try:
             return self.kind.compiled(self.block, *own, **named)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
@@ -153,10 +153,16 @@ class CompiledBlocks:
                 del block.__dict__["forward"]
 
 
-def _without_base(value: Any) -> Any:
-    """A tensor that is a view of another one, as the input of a model's first block often is, as one that is not: torch
-    would compile for each of the two."""
-    return value.data if isinstance(value, torch.Tensor) and value._is_view() else value
+def _plain(value: Any) -> Any:
+    """A tensor without what torch would compile anew for, though nothing comes of it: that it is a view of another one,
+    as what goes into a model's first block often is, and the stride of a batch of one."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.ndim > 1 and value.size(0) == 1 and value.is_contiguous():
+        stride = value.size(1) * value.stride(1)
+        if value.stride(0) != stride:
+            value = value.as_strided(value.shape, (stride, *value.stride()[1:]))
+    return value.data if value._is_view() else value
 
 
 def _graphs() -> int:

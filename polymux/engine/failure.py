@@ -34,12 +34,19 @@ def as_polymux_error(error: BaseException, where: str, computing: bool, request:
     if is_out_of_memory(error):
         return OutOfMemoryError(f"this request does not fit in memory: {error}")
     if not computing and isinstance(error, (ValueError, TypeError, NotImplementedError, ArithmeticError)):
-        picture = next(iter(request.media), None) if request is not None and _PICTURES.search(where) else None
-        named = f"{picture}: " if picture is not None else ""
-        return InvalidRequestError(f"{named}the pipeline refuses the request: {error}", param=picture)
+        field = None if request is None else _field_at_fault(request, where)
+        named = f"{field}: " if field is not None else ""
+        return InvalidRequestError(f"{named}the pipeline refuses the request: {error}", param=field)
     # The message may quote the prompt, which has no place in a log.
     log.info("a request failed with %s\n%s", type(error).__name__, where)
     return GenerationError(f"the model failed: {type(error).__name__}: {error}")
+
+
+def _field_at_fault(request: Request, where: str) -> str | None:
+    """Which field of a request an error is about, as far as the lines tell that it came from."""
+    if "retrieve_timesteps" in where:
+        return next((name for name in ("sigmas", "timesteps") if getattr(request.params, name) is not None), None)
+    return next(iter(request.media), None) if _PICTURES.search(where) else None
 
 
 def _odd_schedule(request: Request) -> tuple[str, Sequence[float]] | None:

@@ -54,6 +54,8 @@ class BlockDenoiser(Denoiser):
         hidden_states = hidden_states[:]  # a view, as what a model's first layer puts out
         for block in self.transformer_blocks:
             hidden_states = block(hidden_states, temb=timestep / 1000)
+            if len(hidden_states) == 1:  # a part of something larger
+                hidden_states = torch.cat([hidden_states, hidden_states], 1)[:, : hidden_states.shape[1]]
         return super().forward(hidden_states, timestep, encoder_hidden_states)
 
 

@@ -45,4 +45,12 @@ def test_a_picture_that_cannot_be_processed() -> None:
     made = as_polymux_error(error, PROCESSOR, False, request(picture))
     assert isinstance(made, InvalidRequestError) and made.param == "image"
     assert made.message.startswith("image: the pipeline refuses the request: absolute aspect ratio")
-    assert as_polymux_error(error, SCHEDULER, False, request(picture)).param is None
+    assert as_polymux_error(error, "", False, request(picture)).param is None
+
+
+def test_a_schedule_that_the_scheduler_does_not_take() -> None:
+    where = 'File "pipeline.py", line 1, in retrieve_timesteps'
+    for name in ("sigmas", "timesteps"):
+        made = as_polymux_error(ValueError("no custom schedules"), where, False, request(**{name: (1.0, 0.5)}))
+        assert isinstance(made, InvalidRequestError) and made.param == name
+    assert as_polymux_error(ValueError("no"), where, False, request()).param is None
