@@ -93,6 +93,11 @@ class QuantizationConfig(Checked):
             raise ConfigError("--quantization gguf needs --gguf-file", param="quantization")
         _ = self.choice
 
+    @property
+    def asked_by(self) -> str:
+        """The knob that chooses methods for layers; files have a knob of their own."""
+        return _PARAM if self.diffusion_quantization_config else "quantization"
+
     def check_files(self, others: Mapping[str, bool]) -> None:
         """Raise ConfigError if there are GGUF files beside one of these settings: they take weights from elsewhere."""
         for name, is_set in others.items():

@@ -5,6 +5,7 @@ The names of settings are those that diffusers or the backend's authors gave the
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -110,7 +111,7 @@ def settings_of(name: str, config: dict[str, Any]) -> StepCacheSettings:
         made = msgspec.convert(config, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"cache_config: {error}; {name} knows {known}", param="cache_config") from None
-    problem = _contradiction(made)
+    problem = _contradiction(made) or _idle_of_measuring(made, config)
     if problem is not None:
         raise ConfigError(f"cache_config: {problem}", param="cache_config")
     return made
@@ -148,3 +149,15 @@ def _idle_range(settings: AttentionBroadcast) -> str | None:
         if getattr(settings, steps) is None and (low, high) != getattr(unchanged, timesteps):
             return f"{timesteps} acts only with {steps}"
     return None
+
+
+def _idle_of_measuring(settings: StepCacheSettings, given: Collection[str]) -> str | None:
+    """What is wrong with settings of what is left out beside one that leaves nothing out."""
+    idle: tuple[str, ...] = ()
+    match settings:
+        case MagCache(mag_calibrate=True):
+            idle, measures = ("mag_threshold", "mag_max_skip_steps", "mag_retention_ratio"), "mag_calibrate"
+        case TeaCache(calibrate=True):
+            idle, measures = ("rel_l1_thresh",), "calibrate"
+    found = next((name for name in idle if name in given), None)
+    return None if found is None else f"{found} does not act with {measures}, which leaves nothing out"

@@ -13,6 +13,7 @@ from polymux.config import EngineConfig
 from polymux.errors import ConfigError
 from polymux.knobs import build
 from polymux.orchestrator.deploy import OWNERS, STAGE_KNOBS, TOP_KNOBS
+from polymux.orchestrator.graph import check_model
 from polymux.orchestrator.plan import OF_WRITERS, StagePlan, devices_of, plan_of
 
 HELP = "print how a model would be spread over processes, as a deploy file"
@@ -33,7 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"two models are given: {positional} and --model {values['model']}")
     if "model" not in values:
         raise ConfigError("no model is given: name one, for example: polymux deploy-config demo")
-    print(effective(build(EngineConfig, values)), end="")
+    config = build(EngineConfig, values)
+    check_model(config.model)
+    print(effective(config), end="")
     return 0
 
 

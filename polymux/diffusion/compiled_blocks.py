@@ -70,8 +70,9 @@ class _Forward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.owner.eager or not self.kind.works:
             return self.original(*args, **kwargs)
+        own, named = map(_plain, args), {name: _plain(value) for name, value in kwargs.items()}
         try:
-            return self.kind.compiled(self.block, *args, **kwargs)
+            return self.kind.compiled(self.block, *own, **named)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             drop_frames(error)
             problem = error
@@ -150,6 +151,18 @@ class CompiledBlocks:
         for block in self._blocks:
             if isinstance(block.__dict__.get("forward"), _Forward):
                 del block.__dict__["forward"]
+
+
+def _plain(value: Any) -> Any:
+    """A tensor without what torch would compile anew for, though nothing comes of it: that it is a view of another one,
+    as what goes into a model's first block often is, and the stride of a batch of one."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.ndim > 1 and value.size(0) == 1 and value.is_contiguous():
+        stride = value.size(1) * value.stride(1)
+        if value.stride(0) != stride:
+            value = value.as_strided(value.shape, (stride, *value.stride()[1:]))
+    return value.data if value._is_view() else value
 
 
 def _graphs() -> int:

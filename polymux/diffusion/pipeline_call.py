@@ -184,10 +184,11 @@ def _own_size(family: Family) -> dict[str, int]:
 
 def _refused(pipeline: Any, family: Family, shape: CallShape) -> dict[str, str]:
     """What this checkpoint would ignore, or cannot do, although its pipeline takes it, and why."""
-    refused = {argument: f"{type(pipeline).__name__} takes none here: {why}" for argument, why in family.unusable}
+    refused: dict[str, str] = {}
     for argument, component, flag in family.refused:
         if not _holds(pipeline, component, flag):
             refused[argument] = f"this checkpoint{_lack(component, flag)}"
+    refused |= {argument: why for argument, why in family.ignored if shape.takes(argument)}
     # Such pipelines hand eta on to schedulers that take it, and drop it without a word where they do not.
     step = getattr(pipeline.components.get("scheduler"), "step", None)
     names = () if step is None else inspect.signature(step).parameters

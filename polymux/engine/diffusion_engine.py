@@ -248,7 +248,7 @@ class DiffusionEngine(SessionEngine[Job, Model]):
                 self._previewed(job, session)
             return
         if session.error is not None:
-            self._fail(job, as_polymux_error(session.error, session.where, computing=session.computing))
+            self._fail(job, as_polymux_error(session.error, session.where, session.computing, job.request))
             return
         self._close(job, session)
         if job.end_stream(session.index):

@@ -59,7 +59,7 @@ class Model:
         dtype = auto_dtype(config.model.dtype, device)
         on_host = config.memory.offloads or config.parallel.divides_weights
         first = torch.device("cpu") if on_host else device
-        quantizer = Quantizer(config.quantization.choice, device, is_denoiser)
+        quantizer = _quantizer(config, device)
         cached, tensor = cached_loader(config, quantizer), Ranks(mesh.rank_in("tp"), mesh.degree("tp"))
         sliced = SlicedLoader(tensor, is_denoiser, device) if tensor.size > 1 else None
         loader, parts = cached or sliced, dict(given)
@@ -86,7 +86,7 @@ class Model:
         between = _between(config.model, family, device)
         if config.adapters.distills:
             fuse(pipeline, config.adapters)
-        quantizer = Quantizer(config.quantization.choice, device, is_denoiser)
+        quantizer = _quantizer(config, device)
         quantizer.family = family
         quantizer.check_applied(pipeline.components)
         quantizer.report(pipeline.components)
@@ -134,6 +134,10 @@ class Model:
         self.step_cache.undo()
         self.compiled.undo()
         self.weights.close()
+
+
+def _quantizer(config: EngineConfig, device: torch.device) -> Quantizer:
+    return Quantizer(config.quantization.choice, device, is_denoiser, config.quantization.asked_by)
 
 
 def _between(config: ModelConfig, family: Family, device: torch.device) -> FlowNetwork | None:

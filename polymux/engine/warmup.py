@@ -82,15 +82,14 @@ def run_first_that_works(engine: StageEngine, requests: Sequence[Request]) -> Re
 
 
 def run_merged(engine: StageEngine, request: Request) -> None:
-    """Run two at once, with prompts of different lengths, so that code for merged calls and for their masks is compiled
-    before anybody waits for it. What fails is only logged: it works alone."""
-    other = msgspec.structs.replace(
-        request, request_id="warm-up 2", prompt=request.prompt and f"{request.prompt} at sea"
-    )
-    try:
-        _run(engine, request, other)
-    except PolymuxError as problem:
-        log.warning("two warm-up generations at once failed: %s", problem)
+    """Run two at once, with one prompt and then with two of different lengths, so that code for merged calls and for
+    their masks is compiled before anybody waits for it. What fails is only logged: it works alone."""
+    for prompt in dict.fromkeys([request.prompt, request.prompt and f"{request.prompt} at sea"]):
+        other = msgspec.structs.replace(request, request_id="warm-up 2", prompt=prompt)
+        try:
+            _run(engine, request, other)
+        except PolymuxError as problem:
+            log.warning("two warm-up generations at once failed: %s", problem)
 
 
 def _run(engine: StageEngine, *requests: Request) -> None:

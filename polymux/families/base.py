@@ -49,10 +49,10 @@ class Family:
         component, flag). "" as component is the pipeline's own config, and as flag that the component is there; a flag
         may be "not FLAG", or several with " or " between.
     needed: arguments that checkpoints cannot do without if a flag is set, in the same form.
+    ignored: arguments that the pipelines take, and make nothing of or fail with: (argument, why). They are refused.
     overruled: (argument, other): the other one, where given, decides what the argument says; both are refused.
     companions: arguments that act only beside another one: (argument, companion, value). A missing companion gets
         the value; None refuses the request.
-    unusable: arguments that the pipeline takes and fails with, and why.
     size: width and height, where the call cannot do without them, if a request names none.
     prompt_optional: requests may come without a prompt.
     size_multiple: height and width must be multiples of it; None: taken from the pipeline's autoencoder.
@@ -89,9 +89,9 @@ class Family:
     blocks: tuple[str, ...] = ()
     refused: tuple[tuple[str, str, str], ...] = ()
     needed: tuple[tuple[str, str, str], ...] = ()
+    ignored: tuple[tuple[str, str], ...] = ()
     overruled: tuple[tuple[str, str], ...] = ()
     companions: tuple[tuple[str, str, str | None], ...] = ()
-    unusable: tuple[tuple[str, str], ...] = ()
     size: tuple[int, int] | None = None
     prompt_optional: bool = False
     size_multiple: int | None = None

@@ -30,6 +30,7 @@ COGVIDEOX = Family(
     frames_multiple=4,
     fps=8.0,
     other_fps=(("transformer", "patch_size_t", 16.0),),  # CogVideoX 1.5
+    ignored=(("eta", "schedulers of CogVideoX take it and make nothing of it"),),
     step_caches=step_caches.COGVIDEOX,
     video_tokens=video_tokens.COGVIDEOX,
 )

@@ -12,6 +12,7 @@ FLUX = Family(
     modality="image",
     tasks=("text-to-image",),
     refused=(("guidance_scale", "transformer", "guidance_embeds"),),
+    ignored=(("timesteps", "the modular pipeline makes its own of sigmas or of the number of steps"),),
     companions=(*_COMPANIONS, ("strength", "image", None)),  # the modular pipeline takes both
     step_caches=step_caches.FLUX,
 )

@@ -12,7 +12,7 @@ GLM_IMAGE = Family(
     collect_guidance=False,
     loops=(("vision_language_encoder", ("model.visual", "model.vqmodel", "model.language_model", "lm_head")),),
     companions=(("sigmas", "num_inference_steps", None),),
-    unusable=(
+    ignored=(
         ("image", "its language model reads no pictures with the installed versions of diffusers and transformers"),
     ),
     size=(1024, 1024),

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from polymux.errors import ConfigError
 from polymux.loading.component import Part, load_model, place
 from polymux.loading.dummy import dummy_model
 from polymux.loading.gguf import load_gguf
@@ -49,7 +48,7 @@ class Maker:
         own, chosen = _own(part), self._chosen(part)
         if own is not None and chosen is not None:
             why = f"{part.name}: the checkpoint has it quantized already, by {method_of(own)}: leave the choice out"
-            raise ConfigError(f"quantization: {why}", param="quantization")
+            raise self.quantizer.refusal(why, self.quantizer.spec_for(part.name))
         if own is not None:
             check_quantized(part.name, own, is_diffusers_model(part.cls), self.quantizer.device)
 

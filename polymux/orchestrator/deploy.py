@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -189,14 +189,18 @@ def _read(path: str) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # of a library without types
-    """Refuses a key that stands twice: one of the values would be ignored."""
+    """Refuses a key that stands twice: one of the values would be ignored. What a merge key (`<<`) brings may be
+    written anew beside it: so this looks before anything is merged."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        keys = ["<<" if key.tag == _MERGE else self.construct_object(key, deep=True) for key, _ in node.value]
         for i, key in enumerate(keys):
             if key in keys[:i]:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{key!r} stands twice", node.value[i][0].start_mark
                 )
-        made: dict[Hashable, Any] = super().construct_mapping(node, deep)
-        return made
+        return node
+
+
+_MERGE = "tag:yaml.org,2002:merge"

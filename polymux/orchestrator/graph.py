@@ -29,6 +29,23 @@ def graph_of(config: EngineConfig) -> Graph:
     return family.graph
 
 
+def check_model(config: ModelConfig) -> None:
+    """Raises CheckpointError if there is no such folder, and nothing on the hub could have this name. Whether a folder
+    holds a model is for whoever loads it to say."""
+    if config.model == DEMO or Path(config.model).expanduser().is_dir():
+        return
+    from huggingface_hub.errors import HFValidationError  # here: most models need it in no API process
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        if config.model.startswith((".", "/", "~")):
+            raise HFValidationError
+        validate_repo_id(config.model)
+    except HFValidationError:
+        what = f"{config.model}: no such folder, and not a hub id (OWNER/NAME)"
+        raise CheckpointError(what) from None
+
+
 def _class_of(config: ModelConfig) -> str:
     """The class of transformers that a checkpoint is of; "": of none."""
     if config.model == DEMO:

@@ -16,13 +16,14 @@ import torch
 
 from polymux.errors import ConfigError
 from polymux.families.base import UNKNOWN, Family
+from polymux.knobs import flag_of
 from polymux.memory.containers import block_paths
 from polymux.memory.plan import size
 from polymux.quantization.bnb import BnB4
 from polymux.quantization.formats import FP8, INT4, INT8
 from polymux.quantization.layer import Format, PackedLinear, pack_linear, replace_layer
 from polymux.quantization.requirements import check_spec, lack_for_dynamic
-from polymux.quantization.selection import choose_layers
+from polymux.quantization.selection import NothingToQuantize, choose_layers
 from polymux.quantization_config import DENOISERS, Choice, QuantizationSpec
 
 log = logging.getLogger(__name__)
@@ -39,15 +40,26 @@ class Plan:
 
 
 class Quantizer:
-    """Of one pipeline. `device`: where it computes."""
+    """Of one pipeline. `device`: where it computes; `asked_by`: the knob that chooses, which refusals name."""
 
-    def __init__(self, choice: Choice, device: torch.device, is_denoiser: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        choice: Choice,
+        device: torch.device,
+        is_denoiser: Callable[[str], bool],
+        asked_by: str = "quantization",
+    ) -> None:
         """Raises ConfigError for what cannot be met here."""
+        self._asked_by = asked_by
         self.family: Family = UNKNOWN  # until it is known
         self.device = device
         self._choice, self._is_denoiser = choice, is_denoiser
         for spec in choice.values():
-            check_spec(spec, device)
+            check_spec(spec, device, self.asked_by(spec))
+
+    def asked_by(self, spec: QuantizationSpec | None) -> str:
+        """The knob that this comes from."""
+        return "gguf_file" if spec is not None and spec.method == "gguf" else self._asked_by
 
     def spec_for(self, name: str) -> QuantizationSpec | None:
         """What was chosen for this component."""
@@ -63,28 +75,33 @@ class Quantizer:
             if name is DENOISERS:
                 self._check_denoisers(models)
             elif name in given:
-                raise self._refusal(f"{name} is given ready-made: quantize it before")
+                raise self.refusal(f"{name} is given ready-made: quantize it before", self._choice[name])
             elif name not in models:
-                raise self._refusal(f"there is no component {name!r} with weights; there are {', '.join(models)}")
+                what = f"there is no component {name!r} with weights; there are {', '.join(models)}"
+                raise self.refusal(what, self._choice[name])
 
     def _check_denoisers(self, models: Collection[str]) -> None:
         denoisers = [name for name in models if self.spec_for(name) is self._choice[DENOISERS]]
         if not denoisers:
-            raise self._refusal(f"there is no denoiser that is loaded; there are {', '.join(models) or 'no models'}")
+            what = f"there is no denoiser that is loaded; there are {', '.join(models) or 'no models'}"
+            raise self.refusal(what, self._choice[DENOISERS])
         if len(denoisers) > 1 and self._choice[DENOISERS].method == "gguf":
             files = " ".join(f"{name}=FILE" for name in denoisers)
-            raise self._refusal(f"there are several denoisers: --gguf-file {files}")
+            raise self.refusal(f"there are several denoisers: --gguf-file {files}", self._choice[DENOISERS])
 
     def apply(self, name: str, module: torch.nn.Module, dtype: torch.dtype) -> None:
         """Quantize a component that was loaded, on the host or the device, or built on the meta device, in `dtype`."""
         spec = self.spec_for(name)
         if spec is None or spec.method == "gguf":
             return
-        layers = choose_layers(name, module, dtype, self._blocks(name, module), spec.ignored_layers)
+        try:
+            layers = choose_layers(name, module, dtype, self._blocks(name, module), spec.ignored_layers)
+        except NothingToQuantize as nothing:
+            raise self.refusal(str(nothing), spec) from None
         plan = self._plan(spec)
         formats = {path: plan.format if plan.fits(layer) else plan.other for path, layer in layers.items()}
         if not any(formats.values()):
-            raise self._refusal(f"{name}: none of its layers has a shape that {spec.method} takes")
+            raise self.refusal(f"{name}: none of its layers has a shape that {spec.method} takes", spec)
         for path, format in formats.items():
             if format is not None:
                 replace_layer(module, path, pack_linear(layers.pop(path), format, self.device))
@@ -103,7 +120,7 @@ class Quantizer:
         plain = [name for name, module in modules.items() if self.spec_for(name) and not formats_in(module)]
         if absent or plain:
             what = [*absent, *plain][0]
-            raise self._refusal(f"{what} was loaded without it: load the pipeline by its name")
+            raise self.refusal(f"{what} was loaded without it: load the pipeline by its name", self.spec_for(what))
 
     def report(self, components: Mapping[str, object]) -> None:
         """Log what is kept how, of all that is there: also what a checkpoint had quantized already."""
@@ -130,9 +147,10 @@ class Quantizer:
             return Plan(INT4(), None, INT4.fits)
         return Plan(BnB4(spec.method), None, BnB4.fits)
 
-    @staticmethod
-    def _refusal(message: str) -> ConfigError:
-        return ConfigError(f"quantization: {message}", param="quantization")
+    def refusal(self, message: str, spec: QuantizationSpec | None) -> ConfigError:
+        """In the name of what asked for `spec`."""
+        param = self.asked_by(spec)
+        return ConfigError(f"{flag_of(param)}: {message}", param=param)
 
 
 def described(module: torch.nn.Module, reason: str | None = None) -> str:

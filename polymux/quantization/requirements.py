@@ -12,12 +12,12 @@ EXTRA = "pip install 'polymux[quantization]'"
 CAPABILITIES = {"fp8": (8, 9), "int8": (8, 0)}  # of GPUs that multiply matrices of such numbers
 
 
-def check_spec(spec: QuantizationSpec, device: torch.device) -> None:
-    """Raises ConfigError that names the package or the device."""
+def check_spec(spec: QuantizationSpec, device: torch.device, asked_by: str = "quantization") -> None:
+    """Raises ConfigError that names the package or the device. `asked_by`: the knob that it comes from."""
     if spec.method in ("nf4", "fp4") and not bnb.is_installed():
-        raise missing_package(spec.method, "bitsandbytes")
+        raise missing_package(spec.method, "bitsandbytes", asked_by)
     if spec.method == "gguf" and not gguf.is_installed():
-        raise missing_package(spec.method, "gguf")
+        raise missing_package(spec.method, "gguf", asked_by)
     if spec.activation_scheme == "dynamic" and (lack := lack_for_dynamic(spec.method, device)) is not None:
         raise ConfigError(
             f"activation_scheme 'dynamic' cannot be met: {lack}; 'weight_only' runs anywhere",
@@ -25,8 +25,8 @@ def check_spec(spec: QuantizationSpec, device: torch.device) -> None:
         )
 
 
-def missing_package(method: str, package: str) -> ConfigError:
-    return ConfigError(f"quantization {method} needs the package {package}: {EXTRA}", param="quantization")
+def missing_package(method: str, package: str, asked_by: str = "quantization") -> ConfigError:
+    return ConfigError(f"quantization {method} needs the package {package}: {EXTRA}", param=asked_by)
 
 
 def lack_for_dynamic(method: str, device: torch.device) -> str | None:

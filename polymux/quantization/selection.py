@@ -20,6 +20,10 @@ from polymux.quantization.layer import PackedLinear
 KEPT = ("pos_embed", "patch_embed", "norm", "^proj_in$", "^proj_out$", "embed", "lm_head")
 
 
+class NothingToQuantize(Exception):
+    """A component has no layers that could be."""
+
+
 def linear_layers(module: torch.nn.Module) -> dict[str, torch.nn.Linear]:
     """All plain linear layers, by path. Classes made from Linear may read their weight themselves."""
     return {path: layer for path, layer in module.named_modules() if type(layer) is torch.nn.Linear}
@@ -29,7 +33,7 @@ def choose_layers(
     name: str, module: torch.nn.Module, dtype: torch.dtype, blocks: Sequence[str], ignored: Collection[str]
 ) -> dict[str, torch.nn.Linear]:
     """The layers to quantize, by path. `blocks`: paths of the module's blocks; `dtype`: what the component was loaded
-    in. Raises ConfigError if there are none, or if something of `ignored` is nowhere."""
+    in. Raises NothingToQuantize, and ConfigError if something of `ignored` is nowhere."""
     every = linear_layers(module)
     for pattern in ignored:
         if not any(matches(path, pattern) for path in every):
@@ -50,7 +54,7 @@ def choose_layers(
     if not chosen:
         packed = any(isinstance(layer, PackedLinear) for layer in module.modules())
         why = "it is quantized already" if packed else f"it has no linear layer to quantize: {_some(every)}"
-        raise ConfigError(f"quantization: {name} ({type(module).__name__}): {why}", param="quantization")
+        raise NothingToQuantize(f"{name} ({type(module).__name__}): {why}")
     return chosen
 
 

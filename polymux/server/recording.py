@@ -11,7 +11,7 @@ import asyncio
 import numpy as np
 
 from polymux.config import LimitsConfig
-from polymux.errors import InvalidRequestError
+from polymux.errors import InvalidRequestError, VoiceNotFoundError
 from polymux.media.decode import MediaLimits, decode_audio
 from polymux.media.wire import Array
 from polymux.request import Capabilities, SamplingParams
@@ -65,7 +65,10 @@ async def speech_params(state: ServerState, body: SpeechFields, can: Capabilitie
         if recording is not None or vector is not None:
             other = REFERENCE if recording is not None else "speaker_embedding"
             raise InvalidRequestError(f"{other}: cannot be combined with an uploaded voice", param=other)
-        record, values = await asyncio.to_thread(state.voices.get, voice)
+        try:
+            record, values = await asyncio.to_thread(state.voices.get, voice)
+        except VoiceNotFoundError:  # deleted since
+            raise VoiceNotFoundError(f"voice={voice!r}: it has just been deleted", param="voice") from None
         voice = None
         if record.sample_rate is None:
             check_takes_vectors(can, "voice", values.size)

@@ -56,6 +56,8 @@ def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
         value = {"per_role": {"cross": {"backend": "TORCH_SDPA"}}}
     elif f.name == "profiler_config":
         value = {"profiler": "torch", "torch_profiler_dir": "traces"}
+    elif f.name == "compilation_config":
+        value = {"backend": "eager", "dynamic": None}
     elif f.name == "cache_config":
         value = {"threshold": 0.5}
     elif f.name == "diffusion_quantization_config":
@@ -161,6 +163,7 @@ GENERATION_FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
         ["0.5", "--enable-frame-interpolation"],
         {"frame_interpolation_scale": 0.5, "enable_frame_interpolation": True},
     ),
+    "--profile": ([], {"profile": True}),
     "--extra-args": (['{"eta": 0.5}'], {"extra_args": {"eta": 0.5}}),
 }
 

@@ -51,8 +51,11 @@ class BlockDenoiser(Denoiser):
     def forward(
         self, hidden_states: torch.Tensor, timestep: torch.Tensor, encoder_hidden_states: torch.Tensor
     ) -> tuple[torch.Tensor]:
+        hidden_states = hidden_states[:]  # a view, as what a model's first layer puts out
         for block in self.transformer_blocks:
             hidden_states = block(hidden_states, temb=timestep / 1000)
+            if len(hidden_states) == 1:  # a part of something larger
+                hidden_states = torch.cat([hidden_states, hidden_states], 1)[:, : hidden_states.shape[1]]
         return super().forward(hidden_states, timestep, encoder_hidden_states)
 
 

@@ -308,6 +308,14 @@ def test_a_fake_is_no_model_of_diffusers() -> None:
         ({"cache_backend": "tea_cache", "cache_config": {"coefficients": [1], "calibrate": True}}, "both are given"),
         ({"cache_backend": "mag_cache", "cache_config": {"mag_ratios": [1], "mag_calibrate": True}}, "both are given"),
         ({"cache_backend": "mag_cache", "cache_config": {"mag_ratios": [0]}}, "> 0.0"),
+        (
+            {"cache_backend": "mag_cache", "cache_config": {"mag_threshold": 0.24, "mag_calibrate": True}},
+            "mag_threshold does not act with mag_calibrate",
+        ),
+        (
+            {"cache_backend": "tea_cache", "cache_config": {"rel_l1_thresh": 1, "calibrate": True}},
+            "rel_l1_thresh does not act with calibrate",
+        ),
         ({"cache_backend": "taylorseer", "cache_config": {"cache_interval": 0}}, ">= 1"),
         ({"cache_backend": "pab", "cache_config": {"spatial_attention_block_skip_range": None}}, "must be a number"),
         ({"cache_backend": "cache_dit", "cache_config": {"Fn_compute_blocks": 0}}, ">= 1"),

@@ -120,6 +120,7 @@ def test_one_stage_is_a_graph_too(plan: Plan) -> None:
         ("async_chunk: 3", "async_chunk=3: Expected `bool"),
         ("stage_connector: pigeon", "allowed are auto, shared-memory, tcp"),
         ("a: 1\na: 2", "not valid YAML: 'a' stands twice"),
+        ("x: {<<: {a: 1}, <<: {a: 2}}", "not valid YAML: '<<' stands twice"),
         ("a: [", "not valid YAML"),
         ("a: 2020-02-31", "not valid YAML: day is out of range"),
         ("a: !!bool maybe", "not valid YAML"),
@@ -131,6 +132,18 @@ def test_what_it_cannot_say(plan: Plan, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         plan("split_stages: true\n" + text if not text.startswith(("[", "-")) else text)
     assert caught.value.param in ("deploy_config", "stage_connector")
+
+
+def test_anchors_and_merge_keys(plan: Plan) -> None:
+    """What is merged may be written anew beside it, also where what is merged has merged something itself."""
+    text = """
+stages:
+  - &first {stage_id: 0, dtype: fp32, default_sampling_params: &params {top_k: 3}}
+  - {<<: *first, stage_id: 1, dtype: bf16, default_sampling_params: {}}
+"""
+    first, second = plan("split_stages: true" + text)
+    assert (first.config.model.dtype, second.config.model.dtype) == ("fp32", "bf16")
+    assert first.defaults == {"top_k": 3}
 
 
 @pytest.mark.parametrize(
@@ -231,6 +244,8 @@ def test_the_command(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["deploy-config", "demo", "--split-stages"]) == 2
     assert "has one stage only" in capsys.readouterr().err
     assert main(["deploy-config"]) == 2
+    assert main(["deploy-config", "/nonexistent"]) == 1
+    assert main(["deploy-config", "no/such/model"]) == 1
 
 
 SPEAKS = Capabilities(

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from polymux.config import EngineConfig
+from polymux.diffusion.component import is_denoiser
 from polymux.errors import ConfigError
 from polymux.quantization import bnb, gguf, requirements
 from polymux.quantization.prequantized import check_quantized
+from polymux.quantization.quantizer import Quantizer
 from polymux.quantization.requirements import check_spec, lack_for_dynamic
 from polymux.quantization_config import DENOISERS, METHODS, QuantizationSpec, parse_choice
 
@@ -131,3 +133,22 @@ def test_a_checkpoint_in_int8_of_bitsandbytes_needs_a_gpu() -> None:
     own = {"quant_method": "bitsandbytes", "load_in_8bit": True}
     with pytest.raises(ConfigError, match="need a GPU, and the device is cpu"):
         check_quantized("transformer", own, True, CPU)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "param"),
+    [
+        ({"quantization": "int8"}, "quantization"),
+        ({"diffusion_quantization_config": {"method": "int8"}}, "diffusion_quantization_config"),
+        ({"gguf_file": ("q.gguf",)}, "gguf_file"),
+    ],
+)
+def test_refusals_name_the_knob_that_chose(knobs: dict[str, Any], param: str) -> None:
+    chosen = config(**knobs).quantization
+    quantizer = Quantizer(chosen.choice, CPU, is_denoiser, chosen.asked_by)
+    with pytest.raises(ConfigError, match=f"--{param.replace('_', '-')}: there is no denoiser") as caught:
+        quantizer.check_names(["text_encoder"], ())
+    assert caught.value.param == param
+    with pytest.raises(ConfigError) as caught:
+        quantizer.check_applied({"transformer": torch.nn.Linear(2, 2)})
+    assert caught.value.param == param

@@ -122,6 +122,7 @@ FIELDS: dict[str, tuple[dict[str, Any], Any] | None] = {
     "timesteps": ({"timesteps": [999, 500]}, (999.0, 500.0)),
     "max_sequence_length": ({"max_sequence_length": 77}, 77),
     "extra_args": ({"extra_args": {"eta": 0.5, "x": [1, None, "s"]}}, {"eta": 0.5, "x": [1, None, "s"]}),
+    "profile": ({"profile": True}, True),
     "num_frames": None,
     "enable_frame_interpolation": None,
     "frame_interpolation_exp": None,

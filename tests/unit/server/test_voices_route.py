@@ -15,6 +15,8 @@ from fake_omni import client
 from test_speech_route import SPEAKS, SpeakingOmni
 
 from polymux.errors import InvalidRequestError, StorageFullError, VoiceNotFoundError
+from polymux.server.recording import speech_params
+from polymux.server.speech_protocol import SpeechRequest
 from polymux.server.voice_store import VoiceRecord, Voices
 from polymux.server_config import VoiceConfig
 
@@ -122,3 +124,18 @@ def test_without_a_folder_voices_end_with_the_server() -> None:
     assert store.has("a") and folder.is_dir()
     store.close()
     assert not folder.exists()
+
+
+def test_a_voice_that_goes_while_a_request_is_read() -> None:
+    class Going(Voices):
+        def has(self, name: str) -> bool:
+            return True
+
+    class State:
+        voices = Going(VoiceConfig(), None)
+
+    State.voices.open()
+    with pytest.raises(VoiceNotFoundError, match="voice='a': it has just been deleted") as caught:
+        asyncio.run(speech_params(State(), SpeechRequest(input="b", voice="a"), SPEAKS))  # type: ignore[arg-type]
+    assert caught.value.param == "voice"
+    State.voices.close()
