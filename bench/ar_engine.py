@@ -1,6 +1,6 @@
 """Tokens per second of answers that go on together, beside transformers' own batches and the memory's bandwidth.
 
-    python bench/ar_engine.py [--streams 1 8 32 64] [--tokens 256] [--prompt 128] [--tiny] [--profile]
+    python bench/ar_engine.py [--streams 1 8 32 64] [--tokens 128] [--check] [--prompt 128] [--tiny] [--profile]
 
 A Qwen3 decoder of the given size (default: that of 1.7 B) with random weights, made on the spot, answers prompts
 greedily. "engine" is the engine, once for each of --graphs; "generate_batch" is transformers' continuous batching,
@@ -35,6 +35,7 @@ from polymux.testing.tiny.tokenizers import qwen_tokenizer
 
 FIRST = 16  # tokens that are compared
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+SMALL = {"layers": 2, "hidden": 64, "intermediate": 128, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocabulary": 1024}
 WORDS = ["a", "cat", "and", "the", "dog", "of", "fox", "she", "he", "it", "was", "not", "but", "with", "for", "that"]
 
 
@@ -202,7 +203,7 @@ def profile(engine: Engine, prompts: list[str], tokens: int) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 64])
-    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=128, help="words of a prompt")
     parser.add_argument(
         "--graphs", nargs="*", default=["compiled", "plain"], help="compiled, plain, off; auto: the default"
@@ -213,16 +214,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cache-bytes", type=int, default=16 * 2**30)
     parser.add_argument("--cb-memory", type=float, default=0.3, help="share of the free memory for generate_batch")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--check", action="store_true", help="compare tokens with those of generate in fp32, first")
     parser.add_argument("--tiny", action="store_true", help="a small model, for a CPU")
     for name, value in (("layers", 28), ("hidden", 2048), ("intermediate", 6144), ("heads", 16), ("kv-heads", 8),
                         ("head-dim", 128), ("vocabulary", 151936)):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
     if args.tiny:
-        vars(args).update(
-            layers=2, hidden=64, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocabulary=1024, dtype="fp32",
-            streams=[1, 4], tokens=16, prompt=12, graphs=["auto"], rounds=1,
-        )  # fmt: skip
+        vars(args).update(SMALL, streams=[1, 4], tokens=16, prompt=12, graphs=["auto"], rounds=1, dtype="fp32")
     return args
 
 
@@ -256,10 +255,22 @@ def compare(table: Table, ways: dict[str, Callable[[], Made]], count: int, round
         })  # fmt: skip
 
 
+def check(args: argparse.Namespace, device: torch.device) -> None:
+    """A small model in fp32: all tokens must be those of `generate`."""
+    args = argparse.Namespace(**vars(args) | SMALL | {"streams": [6], "tokens": FIRST, "dtype": "fp32"})
+    prompts = [prompt_of(i, 5 + 17 * i) for i in range(6)]
+    theirs = Transformers(args, device)
+    for graphs in args.graphs:
+        made, ids = Engine(args, device, graphs).answer(prompts, FIRST)
+        print(f"fp32, engine ({graphs}): {same(made, theirs.generate(ids, FIRST))} tokens are the same", flush=True)
+
+
 @torch.no_grad()
 def main() -> None:
     args = arguments()
     device = resolve_device("auto")
+    if args.check:
+        attempt("the check", lambda: check(args, device))
     rate = bandwidth(device, 2**24 if args.tiny else 2**32)
     theirs = Transformers(args, device)
     floor = floor_of(args, theirs.model, rate)
@@ -283,11 +294,11 @@ def main() -> None:
             ways["generate_batch"] = lambda n=n: theirs.batch(ids[:n], args.tokens)  # type: ignore[misc]
         theirs.forget()
         compare(table, ways, n, args.rounds, floor)
+        save("ar_engine.json", [table], device=str(device), torch=torch.__version__, bandwidth=rate, floor=floor)
     if args.profile:
         for graphs, engine in engines.items():
             for n in (1, max(args.streams)):
                 attempt(f"the profile ({graphs})", lambda e=engine, n=n: profile(e, prompts[:n], args.tokens))  # type: ignore[misc]
-    save("ar_engine.json", [table], device=str(device), torch=torch.__version__, bandwidth=rate, floor=floor)
 
 
 if __name__ == "__main__":

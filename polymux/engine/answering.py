@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
+
+import torch
+
 from polymux.ar.network import refusal
 from polymux.config import EngineConfig
 from polymux.engine.ar_engine import ArEngine
@@ -40,4 +45,14 @@ def unpaged(config: EngineConfig, model: GenerateModel) -> str | None:
             what = "--merge-decoding and --decoding paged exclude each other: both say how answers run together"
             raise ConfigError(what, param="merge_decoding")
         return "--merge-decoding says how its steps run together"
-    return refusal(model.parts.model)
+    return lacking(model.parts.model.device) or refusal(model.parts.model)
+
+
+def lacking(device: torch.device) -> str | None:
+    """What this machine has not that steps on a GPU are made with."""
+    if device.type != "cuda":
+        return None
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    compilers = ("cc", "gcc", "clang")
+    return None if any(map(shutil.which, compilers)) else f"there is no C compiler ({', '.join(compilers)})"

@@ -5,6 +5,7 @@ Made for a model that is there, and gone while it sleeps. Knows no requests.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,8 @@ from polymux.config import EngineConfig
 from polymux.decoding_config import GIB, SHARE_OF_THE_GPU, TOKENS_OF_A_STEP, DecodingConfig
 from polymux.errors import ConfigError
 from polymux.memory.measure import release
+
+log = logging.getLogger(__name__)
 
 BLOCK = 16  # tokens
 SPARE = 2  # times what all requests together can have: the rest is for what comes again
@@ -44,7 +47,10 @@ class ArState:
         cache = PagedCache(network.shape, Room(count, size, rows, longest), network.device, handle)
         budget = settings.max_num_batched_tokens or TOKENS_OF_A_STEP
         scheduler = Scheduler(pool, rows, budget, chunked=settings.enable_chunked_prefill is not False)
-        return cls(pool, scheduler, Runner(network, cache, graphs_of(settings, network.device)), cache.handle)
+        graphs = graphs_of(settings, network.device)
+        gib = network.shape.token_bytes * size * count / GIB
+        log.info("%d blocks of %d tokens for keys and values (%.2f GiB); graphs: %s", count, size, gib, graphs)
+        return cls(pool, scheduler, Runner(network, cache, graphs), cache.handle)
 
     @property
     def tokens(self) -> int:

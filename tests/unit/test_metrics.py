@@ -95,6 +95,15 @@ def test_a_process_that_is_gone_has_no_memory() -> None:
     assert not [name for name, *_ in samples(metrics) if "memory_bytes" in name and name.startswith("polymux:")]
 
 
+def test_the_cache_of_keys_and_values() -> None:
+    metrics = Metrics("m")
+    metrics.stage_began(report())
+    assert not [name for name, *_ in samples(metrics) if "kv_cache" in name or "preemptions" in name]
+    metrics.stage_reported(report(kv_blocks=8, kv_blocks_used=2, preemptions=3))
+    got = samples(metrics)
+    assert (got["polymux:kv_cache_usage",], got["polymux:preemptions_total",]) == (0.25, 3)
+
+
 def test_a_picture() -> None:
     metrics = Metrics("m")
     metrics.finished(finished("image", ImageData("RGB", 8, 4, b""), ImageData("RGB", 8, 4, b""), steps=3), 11.0)

@@ -33,8 +33,8 @@ def another(group: type, f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
         return [flag if f.metadata["flag"] or not f.default else "--no-" + flag[2:]], not f.default
     if f.metadata["choices"]:
         value: Any = next(choice for choice in f.metadata["choices"] if choice != f.default)
-    elif f.name == "hsdp_shard_size":
-        value = 2
+    elif f.name in ("hsdp_shard_size", "block_size"):
+        value = 2 if f.name == "hsdp_shard_size" else 32
     elif kind in (int, float, float | Literal["auto"]):
         kind = int if kind is int else float
         value = kind((f.default or 0) + 1)
