@@ -98,7 +98,7 @@ class ChatEngine(TransformersEngine[ChatJob]):
         def run(own: Parts) -> Array | None:
             sound = self.family.adapter.answer(own, call, hooks)
             job.writer.end()
-            return None if sound is None else sound_of(sound, self.described.sample_rate or 0)
+            return None if sound is None else sound_of(sound)
 
         self._start(job, session, run)
 

@@ -248,7 +248,7 @@ class DecodeEngine:
         """(channels, samples)"""
         started = time.perf_counter()
         tensors = {name: torch.as_tensor(array.copy(), device=self._device) for name, array in arrays.items()}
-        sound = sound_of(self._family.adapter.decode(self._parts, tensors), 0, None)
+        sound = sound_of(self._family.adapter.decode(self._parts, tensors))
         took = time.perf_counter() - started
         self._counts[int(np.searchsorted(RUN_S, took))] += 1
         self._sum += took

@@ -231,7 +231,7 @@ def _engine_for(config: EngineConfig) -> StageEngine:
         engine = HearingEngine if isinstance(family, HearingFamily) else GenerateEngine
         return engine.load(config)
     config.speech.check_unused()
-    check_unchanged(config.scheduler, "acts only on models that answer", ("merge_decoding",))
+    check_unchanged(config.scheduler, "acts only on models of transformers", ("merge_decoding",))
     return DiffusionEngine.load(config)
 
 

@@ -28,6 +28,7 @@ from polymux.families import (
     omnigen,
     ovis,
     pixart,
+    qwen3_tts,
     qwen_image,
     qwen_image_21,
     qwen_omni,
@@ -84,6 +85,7 @@ _SOUNDING = (
     csm,
     dia,
     musicgen,
+    qwen3_tts,
     speecht5,
     vits,
 )

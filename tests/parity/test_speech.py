@@ -120,7 +120,8 @@ def drive(engine: GenerateEngine) -> tuple[dict[str, Sound], dict[str, Event]]:
 
 
 def test_every_family_is_here() -> None:
-    declared = {family.name for family in all_generate_families() if family.modality == "audio"}
+    """But the one that transformers does not have: `test_qwen3_tts.py`."""
+    declared = {family.name for family in all_generate_families() if family.modality == "audio"} - {"qwen3-tts"}
     assert {case.name.removesuffix("-tts") for case in CASES} == declared
 
 
