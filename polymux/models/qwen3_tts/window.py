@@ -26,6 +26,7 @@ _LAYERS = (
     "num_hidden_layers",
     "num_attention_heads",
     "num_key_value_heads",
+    "head_dim",
     "hidden_act",
     "max_position_embeddings",
     "rms_norm_eps",

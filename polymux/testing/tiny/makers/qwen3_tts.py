@@ -52,7 +52,7 @@ def _talker(tok: T.Qwen2Tokenizer, kind: str) -> dict[str, Any]:
 def codec_decoder() -> dict[str, Any]:
     return {
         "codebook_size": CODES, "codebook_dim": 16, "latent_dim": 32, "hidden_size": 32, "num_quantizers": GROUPS,
-        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 48,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48,
         "num_hidden_layers": 2, "sliding_window": 6, "max_position_embeddings": 512, "rope_theta": 10000,
         "hidden_act": "silu", "rms_norm_eps": 1e-5, "layer_scale_initial_scale": 0.01, "attention_bias": False,
         "upsample_rates": [3, 2], "upsampling_ratios": [2, 2], "decoder_dim": 32,
