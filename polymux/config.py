@@ -80,7 +80,7 @@ class SchedulerConfig(Checked):
         8192, "latent tokens in one merged call; a call of half of that or more runs alone", minimum=1
     )
     merge_decoding: bool = knob(
-        False, "run the next token of several requests as one, of models that answer; equal to within rounding"
+        False, "run the next token of several requests as one, of models that write tokens; equal to within rounding"
     )
     max_queue: int = knob(256, "requests that may wait for a place in flight; more are refused with 429", minimum=0)
 

@@ -64,7 +64,23 @@ def sampling_of(request: Request, capabilities: Capabilities) -> SamplingParams:
     for name in [*unknown, *(name for name in given if name not in _SHARED)]:
         why = capabilities.refused.get(name, f"{capabilities.pipeline} does not take it")
         raise InvalidRequestError(f"{name}: {why}", param=name)
-    return request.sampling or SamplingParams(**given)
+    return _spelled(request.sampling or SamplingParams(**given), capabilities)
+
+
+def _spelled(params: SamplingParams, capabilities: Capabilities) -> SamplingParams:
+    """With the names of a voice and a language as the model spells them, which nobody must know exactly."""
+    voice, language = _alike(params.voice, capabilities.voices), _alike(params.language, capabilities.languages)
+    if (voice, language) == (params.voice, params.language):
+        return params
+    return dataclasses.replace(params, voice=voice, language=language)
+
+
+def _alike(given: Any, known: tuple[str, ...]) -> Any:
+    """The only known name that differs at most in the case of its letters; else what was given."""
+    if not isinstance(given, str) or given in known:
+        return given
+    alike = [name for name in known if name.casefold() == given.casefold()]
+    return alike[0] if len(alike) == 1 else given
 
 
 def check_reference(request: Request, params: SamplingParams, capabilities: Capabilities, limits: LimitsConfig) -> None:

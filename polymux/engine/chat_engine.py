@@ -110,7 +110,7 @@ class ChatEngine(MergingEngine[PreparedJob]):
         """In a session: write the text, and give the sound of it, if it is to be spoken."""
         sound = self.family.adapter.answer(own, call, hooks)
         job.writer.end()
-        return None if sound is None else sound_of(sound, self.described.sample_rate or 0)
+        return None if sound is None else sound_of(sound)
 
     def _hooks(self, job: ChatJob, call: ChatCall) -> Hooks:
         params = sampling_of(job.request, self.answers)

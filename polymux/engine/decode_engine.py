@@ -255,7 +255,7 @@ class DecodeEngine:
         if self._random is not None:
             self._random.apply()
         try:
-            sound = sound_of(self._family.adapter.decode(self._parts, unpacked(arrays, self._device)), 0, None)
+            sound = sound_of(self._family.adapter.decode(self._parts, unpacked(arrays, self._device)))
         finally:
             outside.apply()
         took = time.perf_counter() - started

@@ -51,7 +51,7 @@ def engine_for(config: EngineConfig) -> StageEngine:
         engine = HearingEngine if isinstance(family, HearingFamily) else GenerateEngine
         return engine.load(config)
     config.speech.check_unused()
-    check_unchanged(config.scheduler, "acts only on models that answer", ("merge_decoding",))
+    check_unchanged(config.scheduler, "acts only on models of transformers", ("merge_decoding",))
     check_unchanged(config.decoding, "acts only on language models")
     return DiffusionEngine.load(config)
 

@@ -2,7 +2,8 @@
 
 Each sentence of a request runs the model's own `generate` (or its forward) as a coroutine of calls of its modules. A
 step: let every session that can go on run until it needs a module, run the call that has waited longest. Calls are
-interleaved, not merged. Knows requests and the queue between them; not what a model computes, and nothing of processes.
+interleaved, and merged where the family and the operator say so. A sentence may be heard while it is made. Knows
+requests and the queue between them; not what a model computes, and nothing of processes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from polymux.config import EngineConfig
+from polymux.diffusion.call import Call
 from polymux.diffusion.outputs import finite_array
 from polymux.diffusion.session import Session
 from polymux.engine.generate_model import GenerateModel
@@ -41,6 +43,14 @@ class GenerateEngine(TransformersEngine[SoundJob]):
     def __init__(self, config: EngineConfig, model: GenerateModel, device: torch.device) -> None:
         super().__init__(config, model, device)
         self.family = model.family
+
+    def _may_merge(self, call: Call) -> bool:
+        return (
+            self.config.scheduler.merge_decoding
+            and call.component.role in self.family.merge
+            and call.method != "encode"
+            and self.runner.may_merge(call.component.name)
+        )
 
     def _describe(self, model: GenerateModel, config: EngineConfig) -> Capabilities:
         return model.describe(config)
@@ -70,8 +80,11 @@ class GenerateEngine(TransformersEngine[SoundJob]):
 
     def warm_up(self) -> None:
         """Make one small generation. Raises what it raised."""
-        text = self.family.adapter.sample_text(self.loaded.parts)
-        run_first_that_works(self, [Request(request_id="warm-up", prompt=text, sampling=self.family.warmup)])
+        adapter, parts = self.family.adapter, self.loaded.parts
+        sampling = adapter.warmed(parts, self.family.warmup)
+        run_first_that_works(
+            self, [Request(request_id="warm-up", prompt=adapter.sample_text(parts), sampling=sampling)]
+        )
 
     def _open(self, job: SoundJob) -> None:
         index, session = job.opened, self._new_session(job)
@@ -91,15 +104,28 @@ class GenerateEngine(TransformersEngine[SoundJob]):
         self._made(job, session.index, result)
 
     def _run(self, job: SoundJob, index: int, own: Parts) -> Any:
-        """In a session: make the sound of a sentence."""
-        sound = self.family.adapter.run(own, job.calls[index])
-        return sound_of(sound, self.family.adapter.sample_rate(own), job.params.speed)
+        """In a session: make the sound of a sentence. What is not to be stretched is heard as it is made."""
+        speed, made = job.params.speed, []
+        for sound in self.family.adapter.speak(own, job.calls[index]):
+            part = sound_of(sound)
+            if speed in (None, 1.0):
+                self._hear(job, index, part)
+            else:
+                made.append(part)
+        if made:
+            rate = self.family.adapter.sample_rate(own)
+            self._hear(job, index, stretch(np.concatenate(made, axis=1), rate, float(speed or 1.0)))
+
+    def _hear(self, job: SoundJob, index: int, sound: Array) -> None:
+        """The next part of a sentence's sound."""
+        rate = self.described.sample_rate or 0
+        job.seconds_made += sound.shape[1] / rate
+        parts = parts_of(sound, rate, self.config.process.output_chunk_bytes)
+        job.made.setdefault(index, deque()).extend(parts)
 
     def _made(self, job: SoundJob, index: int, result: Any) -> None:
-        """A sentence is made, and this is its sound."""
-        rate = self.described.sample_rate or 0
-        job.seconds_made += result.shape[1] / rate
-        job.made[index] = parts_of(result, rate, self.config.process.output_chunk_bytes)
+        """A sentence is made to its end."""
+        job.whole.add(index)
 
     def _idle(self) -> None:
         """All that there is to do is to wait until clients have used up what they have."""
@@ -107,13 +133,13 @@ class GenerateEngine(TransformersEngine[SoundJob]):
         self._pulse(self.jobs.values())
 
 
-def sound_of(sound: Any, sample_rate: int, speed: float | None = None) -> Array:
-    """What a model returned as (channels, samples) on the host, at the pace that was asked for."""
+def sound_of(sound: Any) -> Array:
+    """What a model returned as (channels, samples) on the host."""
     samples = finite_array(sound)
     samples = samples[np.newaxis] if samples.ndim == 1 else samples
     if samples.ndim != 2:
         raise GenerationError(f"the model returned sound of shape {samples.shape}")
-    return samples if speed in (None, 1.0) else stretch(samples, sample_rate, float(speed or 1.0))
+    return samples
 
 
 def parts_of(sound: Array, sample_rate: int, chunk_bytes: int) -> deque[ArrayData]:

@@ -91,7 +91,9 @@ class GenerateModel:
         deaf = adapter.deaf(parts) if REFERENCE in arguments else None
         if deaf is not None:
             arguments = tuple(name for name in arguments if name not in (REFERENCE, "ref_text"))
-        refused = {"partial_images": "there are none of sound"}
+        without = adapter.without(parts)
+        arguments = tuple(name for name in arguments if name not in without)
+        refused = dict(without) | {"partial_images": "there are none of sound"}
         if REFERENCE not in arguments:
             why = f"{family.name} models speak with no voice of a recording: {family.unheard_because}"
             refused[REFERENCE] = deaf or (why if family.speaks else "the model does not speak")
@@ -104,6 +106,7 @@ class GenerateModel:
             refused=refused,
             voices=adapter.voices(parts) if family.speaks else (),
             languages=languages,
+            merges=config.scheduler.merge_decoding and bool(family.merge),
             speaker_marks=adapter.speaker_marks(),
             embedding_size=adapter.embedding_size(parts),
             max_new_tokens=adapter.longest(parts, config.limits.max_audio_seconds),

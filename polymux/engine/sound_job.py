@@ -25,6 +25,7 @@ class SoundJob(Job):
     params: SamplingParams = SamplingParams()
     calls: list[Call] = field(default_factory=list)  # one for each sentence
     made: dict[int, deque[ArrayData]] = field(default_factory=dict)  # sounds that are not all out, in parts
+    whole: set[int] = field(default_factory=set)  # sentences that are made to their end
     out: int = 0  # sentences that are
     seconds_made: float = 0.0
 
@@ -50,7 +51,9 @@ class SoundJob(Job):
             if parts:
                 ready.append(SoundPiece(self.request.request_id, self.out, parts.popleft()))
                 self.under_way += 1
-            if not parts:
+            elif self.out not in self.whole:
+                break
+            if not parts and self.out in self.whole:
                 del self.made[self.out]
                 self.out += 1
         return ready

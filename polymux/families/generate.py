@@ -7,7 +7,7 @@ what of the result is the sound. Adapters are given objects of transformers and 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,6 +136,14 @@ class Adapter:
         can."""
         return None
 
+    def without(self, parts: Parts) -> Mapping[str, str]:
+        """Arguments of the family that a model like this does not take, and why."""
+        return {}
+
+    def warmed(self, parts: Parts, params: SamplingParams) -> SamplingParams:
+        """What the first generation of a model like this is told, where the family's own would not do."""
+        return params
+
     def check(self, parts: Parts) -> str | None:
         """What a checkpoint like this lacks here, if it lacks something."""
         return None
@@ -155,6 +163,10 @@ class Adapter:
     def run(self, parts: Parts, call: Call) -> Any:
         """Call the model; the sound as a tensor (samples), or (channels, samples)."""
         raise NotImplementedError
+
+    def speak(self, parts: Parts, call: Call) -> Iterator[Any]:
+        """What `run` returns, in parts that are heard as they come."""
+        yield self.run(parts, call)
 
     # Of families that declare a graph: `run` in two stages.
 
@@ -180,7 +192,7 @@ class Adapter:
 class GenerateFamily:
     """One family of models.
 
-    models: class names in transformers.
+    models: class names in transformers, or in `polymux.models`; so are all classes below.
     tasks: what they are for, in the hub's words.
     adapter: see `Adapter`.
     speaks: text becomes speech, word for word, sentence by sentence; else the prompt describes the sound.
@@ -198,7 +210,7 @@ class GenerateFamily:
     unheard_because: why it cannot speak with the voice of a recording, if `arguments` has no ref_audio.
     extra: what extra_args may hold.
     bounds: what those of them may be that are not named after a field of SamplingParams.
-    merge: as in `base.Family`; nothing yet, and `unmerged_because` says why.
+    merge: as in `base.Family`, with --merge-decoding; mostly nothing, and `unmerged_because` says why.
     warmup: the parameters of the generation that is made before the first request.
     graph: the stages that its models can be split into; see `Adapter` for what it does then.
     """

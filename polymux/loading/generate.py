@@ -33,6 +33,7 @@ from polymux.loading.options import LoadFlags, parse_options
 from polymux.loading.partial import load_part
 from polymux.loading.source import fetch_model, resolve
 from polymux.media.wire import Array
+from polymux.models import own_class
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +114,8 @@ def check_settings(config: EngineConfig, family: GenerateFamily) -> None:
         check_unchanged(group, why)
     check_unchanged(config.model, why, _OF_PIPELINES)
     check_unchanged(config.scheduler, why, ("max_batched_tokens",))
-    if not (isinstance(family, ChatFamily) and family.decoders_merged):
-        why = f"acts only on models that answer, where that is proven; of {family.name} it is not"
+    if not (family.merge or (isinstance(family, ChatFamily) and family.decoders_merged)):
+        why = f"acts only on models that answer, and on a few that speak; on {family.name} it does not"
         check_unchanged(config.scheduler, why, ("merge_decoding",))
     if not (isinstance(family, ChatFamily) and family.paged):
         check_unchanged(config.decoding, f"acts only on language models, and {family.name} is none")
@@ -125,7 +126,7 @@ def check_settings(config: EngineConfig, family: GenerateFamily) -> None:
 
 
 def _class(name: str) -> type:
-    found = getattr(transformers, name, None)
+    found = own_class(name) or getattr(transformers, name, None)
     if not isinstance(found, type):
         version = transformers.__version__
         raise CheckpointError(f"the class {name} does not exist in the installed transformers {version}")

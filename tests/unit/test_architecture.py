@@ -32,6 +32,7 @@ LAYERS = (
     ("ar",),
     ("interpolation",),
     ("loading",),
+    ("models",),
     ("quantization",),
     ("memory", "parallel"),
     ("media", "families", "connector"),
@@ -74,7 +75,7 @@ TENSORS = ("torch", "diffusers", "transformers", "greenlet")
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 LONGER: dict[str, str] = {}  # module or function: why it may be longer
 
-MODELS_MAY_BE_NAMED_IN = ("families", "testing")
+MODELS_MAY_BE_NAMED_IN = ("families", "models", "testing")
 # Words in families' names that mean something without a model.
 GENERIC = {"audio", "edit", "fill", "image", "img", "inpaint", "layered", "moe", "stable", "step", "video"}
 GENERIC |= {"language", "omni"}

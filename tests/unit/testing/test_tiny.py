@@ -31,7 +31,7 @@ def tensors(file: Path) -> dict[str, torch.Tensor]:
 
 def test_every_family_has_a_checkpoint() -> None:
     assert len(names("diffusers")) >= 55
-    assert len(names("transformers")) == 26
+    assert len(names("transformers")) == 30
     assert {"flux-modular", "minimax-h3", "qwen-image-modular", "wan21-t2v-modular"} <= set(names("modular"))
     assert set(names()) == set(TINY)
 

@@ -1,0 +1,143 @@
+"""The model: from a script to frames of codes, one call of the talker each, and to their sound.
+
+Knows no tokenizers; whoever calls `frames` or `sound` has each part as soon as it is there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from polymux.models.qwen3_tts.configs import Qwen3TTSConfig, Values
+from polymux.models.qwen3_tts.drawing import Drawing, noise
+from polymux.models.qwen3_tts.prompt import Heard, Prompter, Script
+from polymux.models.qwen3_tts.speaker import SpeakerEncoder
+from polymux.models.qwen3_tts.talker import Talker
+
+Tensor = torch.Tensor
+Kept = tuple[Tensor, ...]
+FEWEST = 2  # first codes before the end may be drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manner:
+    """How codes are drawn: the first ones, and the others; and the most first codes, the last of which is not heard."""
+
+    first: Drawing
+    others: Drawing
+    most: int
+
+
+class Codec(Protocol):
+    """What makes sound of codes."""
+
+    def encode(self, samples: Tensor) -> Tensor: ...
+
+    def decode(self, codes: Tensor, kept: Kept = ()) -> tuple[Tensor, Kept]: ...
+
+
+class Qwen3TTSForConditionalGeneration(PreTrainedModel):  # type: ignore[misc]
+    """As published checkpoints name it. Those of type "base" have a network that makes a vector of a voice."""
+
+    config_class = Qwen3TTSConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+
+    def __init__(self, config: Qwen3TTSConfig) -> None:
+        super().__init__(config)
+        self.defaults: Values = {}
+        self.talker = Talker(config.talker_config)
+        if config.tts_model_type == "base":
+            self.speaker_encoder = SpeakerEncoder(config.speaker_encoder_config)
+        self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *args: Any, **kwargs: Any) -> Any:
+        """As of other models; with the checkpoint's own settings of how codes are drawn, which `generate` of
+        transformers would not know."""
+        made = super().from_pretrained(folder, *args, **kwargs)
+        file = Path(folder) / "generation_config.json"
+        model = made[0] if isinstance(made, tuple) else made
+        model.defaults = json.loads(file.read_text()) if file.is_file() else {}
+        return made
+
+    def frames(self, script: Script, heard: Heard | None, manner: Manner) -> Iterator[Tensor]:
+        """Codes (groups) on the host, until the end or as many as there may be. Noise is that of the default generator
+        of the device."""
+        talker, prompt = self.talker, Prompter(self.talker, self.config).of(script, heard)
+        rows = [manner.first.row(barred) for barred in (True, False)]
+        barred, free = (prompt.embeds.new_tensor([[row, manner.others.row()]], dtype=torch.float32) for row in rows)
+        seen = torch.zeros(1, talker.codes, dtype=torch.bool, device=prompt.embeds.device)
+        place, position = talker.places.take(), prompt.embeds.shape[1]
+        try:
+            at = torch.tensor([[place, 0]])
+            codes, state, seen = talker(prompt.embeds, at, seen, self._noise(manner), barred)
+            for frame in range(manner.most - 1):
+                code = codes[:, -1:]
+                if int(code) == talker.end:
+                    return
+                how = barred if frame + 1 < FEWEST else free
+                at = torch.tensor([[place, position + frame]])
+                codes, state, seen = talker(prompt.at(frame), at, seen, self._noise(manner), how, (state, code))
+                yield codes[0, :-1]
+        finally:
+            talker.places.give_back(place)
+
+    def sound(self, codec: Codec, script: Values, voice: Values, drawing: Values, chunk: int) -> Iterator[Tensor]:
+        """Samples (samples), of so many frames at a time.
+
+        script: see `Script`. voice: nothing; or `vector`; or `recording` (samples) and `words`, see `Heard`.
+        drawing: `first` and `others` as `generate` knows such settings, and `most`.
+        """
+        heard, kept = self._heard(codec, voice)
+        manner = Manner(first=_drawing(drawing["first"]), others=_drawing(drawing["others"]), most=drawing["most"])
+        waiting: list[Tensor] = []
+        for frame in self.frames(Script(**script), heard, manner):
+            waiting.append(frame)
+            if len(waiting) == chunk:
+                samples, kept = codec.decode(torch.stack(waiting, dim=1)[None], kept)
+                waiting = []
+                yield samples[0, 0]
+        if waiting:
+            samples, _ = codec.decode(torch.stack(waiting, dim=1)[None], kept)
+            yield samples[0, 0]
+
+    def _heard(self, codec: Codec, voice: Values) -> tuple[Heard | None, Kept]:
+        """The voice, and what the codec keeps of it: the sound goes on from the recording's."""
+        if "recording" in voice:
+            samples = torch.from_numpy(voice["recording"]).to(self.device)
+            codes = codec.encode(samples)
+            _, kept = codec.decode(codes[None])
+            vector = self.speaker_encoder.vector(samples)
+            return Heard(vector=vector, words=voice["words"], codes=codes), kept
+        if "vector" in voice:
+            return Heard(vector=torch.tensor(voice["vector"], device=self.device)), ()
+        return None, ()
+
+    def ones(self, count: int) -> Tensor:
+        """(1, count)"""
+        return torch.ones(1, count, dtype=torch.long)
+
+    def _noise(self, manner: Manner) -> Tensor:
+        """(1, groups, codes)"""
+        talker = self.talker
+        first = noise((1, 1, talker.codes), manner.first.drawn, self.device)
+        others = noise((1, talker.groups - 1, talker.codes), manner.others.drawn, self.device)
+        return torch.cat([first, others], dim=1)
+
+
+def _drawing(given: Values) -> Drawing:
+    """Of settings as `generate` knows them."""
+    return Drawing(
+        drawn=given["do_sample"],
+        temperature=given["temperature"],
+        top_k=given["top_k"],
+        top_p=given["top_p"],
+        penalty=given.get("repetition_penalty", 1.0),
+    )
