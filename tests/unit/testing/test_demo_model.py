@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import diffusers
 import pytest
 import torch
 
+from polymux.config import EngineConfig
+from polymux.engine.diffusion_engine import DiffusionEngine
+from polymux.media.wire import from_wire
+from polymux.request import Event, Finished, LoRARequest, OmniDiffusionSamplingParams, Request
 from training.evaluate import painter
 from training.export import load
 from training.parse import Parser
@@ -50,3 +55,30 @@ def test_seeds_and_other_sizes(pipe: diffusers.QwenImagePipeline) -> None:
     assert paint(1).shape == (3, 96, 160)
     assert torch.equal(paint(1), paint(1))
     assert float((paint(1) - paint(2)).abs().mean()) > 0.01
+
+
+def test_the_adapter_draws_outlines() -> None:
+    """Through the engine, where a request names it, and another one does not."""
+    prompt = "a large blue circle in the center on a white background"
+    sampling: dict[str, Any] = {"height": 128, "width": 128, "num_inference_steps": 8, "seed": 1}
+    sampling |= {"true_cfg_scale": 3.0, "negative_prompt": " ", "output_type": "np"}
+    adapter = LoRARequest(path=str(DEMO_MODEL.parent / "demo_lora" / "outline.safetensors"))
+    engine = DiffusionEngine.load(EngineConfig.from_flat(model="demo", warmup=False, device="cpu"))
+    try:
+        for name, lora in (("plain", ()), ("outline", (adapter,))):
+            params = OmniDiffusionSamplingParams(lora=lora, **sampling)
+            engine.add(Request(request_id=name, prompt=prompt, params=params))
+        events: list[Event] = []
+        while engine.busy:
+            events += engine.step()
+            engine.taken("plain")
+            engine.taken("outline")
+        made = {
+            e.request_id: from_wire(e.outputs[0][0]).reshape(128, 128, 3) for e in events if isinstance(e, Finished)
+        }
+    finally:
+        engine.close()
+    middle = {name: picture[60:68, 60:68].mean(axis=(0, 1)) for name, picture in made.items()}
+    assert middle["plain"][0] < 0.5 < middle["plain"][2]  # blue
+    assert middle["outline"].min() > 0.85  # white, as the background
+    assert made["outline"].min() < 0.5  # and there is something around it
