@@ -8,7 +8,7 @@ steps: of one engine after the other, on the same weights: eager, compiled once 
 --automatic, with the sizes as torch decides. What is no step is taken out: it is the difference of runs with STEPS and
 with 2 steps, over that of their numbers. "difference": of the latents from the eager ones, relative. "graphs": what was
 compiled in the warm-up; then for two more sizes; then for two requests at once. warm-up: each in a process of its own,
-with a denoiser of two blocks, which are compiled as sixty are: eager, with an empty cache, and with a full one. Encoders
+with a denoiser of two blocks, which are compiled as sixty are: eager, with an empty cache and with a full one. Encoders
 and autoencoders stay tiny. Prints Markdown tables row by row, and on stderr what is compiled; JSON goes to the folder
 that OUT names.
 """
@@ -126,7 +126,7 @@ def graphs() -> int:
 
 
 def cache_of(model: Model, scratch: Path) -> Path:
-    return scratch / f"cache of {model.name}"
+    return scratch / f"cache-{model.name}"  # without spaces: inductor does not quote it for g++
 
 
 def measure(model: Model, args: argparse.Namespace, scratch: Path, table: Table) -> None:
