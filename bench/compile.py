@@ -1,14 +1,16 @@
 """Compiled blocks against eager ones: seconds of a step, of the warm-up, and how much is compiled for several sizes.
 
     python bench/compile.py            one GPU: denoisers of Qwen-Image's and Wan-14B's size, random weights
+    python bench/compile.py --only qwen-image      one of the two; the other is wan-14b
     python bench/compile.py --tiny     small, to see that it works; also on a CPU
 
-steps: of one engine after the other, on the same weights: eager, compiled once for all sizes (the default), and with
-the sizes as torch decides. What is no step is taken out: it is the difference of runs with STEPS and with 2 steps, over
-that of their numbers. "difference": of the latents from the eager ones, relative. "graphs": what was compiled in the
-warm-up; then for two more sizes; then for two requests at once. warm-up: each in a process of its own, with a denoiser
-of two blocks, which are compiled as sixty are: eager, with an empty cache, and with a full one. Encoders and
-autoencoders stay tiny. Prints Markdown tables; JSON goes to the folder that OUT names.
+steps: of one engine after the other, on the same weights: eager, compiled once for all sizes (the default), and, with
+--automatic, with the sizes as torch decides. What is no step is taken out: it is the difference of runs with STEPS and
+with 2 steps, over that of their numbers. "difference": of the latents from the eager ones, relative. "graphs": what was
+compiled in the warm-up; then for two more sizes; then for two requests at once. warm-up: each in a process of its own,
+with a denoiser of two blocks, which are compiled as sixty are: eager, with an empty cache and with a full one. Encoders
+and autoencoders stay tiny. Prints Markdown tables row by row, and on stderr what is compiled; JSON goes to the folder
+that OUT names.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from real_size import MODELS, make_changed
 from report import Clock, Table, save
 from torch._dynamo.utils import counters
 
-from polymux.config import EngineConfig
+from polymux import logs
+from polymux.config import EngineConfig, LogConfig
 from polymux.engine.device import resolve_device
 from polymux.engine.diffusion_engine import DiffusionEngine
 from polymux.loading import auto_dtype, load_pipeline
@@ -40,10 +43,11 @@ from polymux.request import Failed, Finished, OmniDiffusionSamplingParams, Reque
 
 FEW = 2  # steps of the run that is taken off
 PROMPT = "a lighthouse in a storm"
+AUTOMATIC = "compiled, sizes as torch decides"
 KINDS: dict[str, dict[str, Any]] = {  # of engines
     "eager": {"enforce_eager": True},
     "compiled": {"compilation_config": {"dynamic": True}},
-    "compiled, sizes as torch decides": {"compilation_config": {"dynamic": None}},
+    AUTOMATIC: {"compilation_config": {"dynamic": None}},
 }
 
 
@@ -121,6 +125,10 @@ def graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
+def cache_of(model: Model, scratch: Path) -> Path:
+    return scratch / f"cache-{model.name}"  # without spaces: inductor does not quote it for g++
+
+
 def measure(model: Model, args: argparse.Namespace, scratch: Path, table: Table) -> None:
     device, folder = resolve_device("auto"), model.make(scratch, args.tiny)
     flat = {"model": str(folder), "load_format": "dummy", "max_batched_tokens": 1 << 20}
@@ -129,8 +137,10 @@ def measure(model: Model, args: argparse.Namespace, scratch: Path, table: Table)
     sizes = model.tiny_sizes if args.tiny else model.sizes
     eager_seconds, eager_latents = float("nan"), torch.zeros(())
     for kind, knobs in KINDS.items():
+        if kind == AUTOMATIC and not args.automatic:
+            continue
         if "compilation_config" in knobs:
-            compilation = knobs["compilation_config"] | {"cache_dir": str(scratch / "cache")}
+            compilation = knobs["compilation_config"] | {"cache_dir": str(cache_of(model, scratch))}
             knobs = {"compilation_config": compilation}
         measured, counts = Measured(EngineConfig.from_flat(**flat, **knobs), pipeline, device, model), [graphs()]
         measured.engine.warm_up()
@@ -169,7 +179,7 @@ def warm_up_seconds(folder: Path, cache: Path | None) -> float:
 
 def in_process_of_its_own(*words: str) -> float:
     done = subprocess.run(
-        [sys.executable, __file__, "--warm-up", *words], check=True, capture_output=True, text=True, cwd=Path.cwd()
+        [sys.executable, __file__, "--warm-up", *words], check=True, stdout=subprocess.PIPE, text=True
     )
     return float(json.loads(done.stdout.splitlines()[-1]))
 
@@ -178,7 +188,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--steps", type=int, default=10, help=f"more than {FEW}")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--automatic", action="store_true", help="also with the sizes as torch decides")
     parser.add_argument("--only", choices=(PICTURES.name, VIDEOS.name))
     parser.add_argument("--warm-up", nargs="+", metavar="FOLDER [CACHE]", help="what this script runs by itself")
     args = parser.parse_args(words)
@@ -189,6 +200,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
+    logs.configure(LogConfig())
     if args.warm_up:
         folder, *cache = map(Path, args.warm_up)
         print(json.dumps(warm_up_seconds(folder, cache[0] if cache else None)))
@@ -198,7 +210,7 @@ def main() -> None:
         warm = Table("warm-up", ("model", "eager s", "empty cache s", "full cache s"))
         for model in models:
             small = str(model.make(Path(scratch, "small"), args.tiny, blocks=2))
-            cache = str(Path(scratch, f"cache of {model.name}"))
+            cache = str(cache_of(model, Path(scratch)))
             eager, empty, full = (in_process_of_its_own(small, *rest) for rest in ((), (cache,), (cache,)))
             warm.add(model=model.name, eager_s=eager, empty_cache_s=empty, full_cache_s=full)
         steps = Table("steps", ("model", "blocks", "s/step", "eager / this", "difference", "graphs"))
