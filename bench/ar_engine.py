@@ -69,7 +69,7 @@ def model_of(args: argparse.Namespace, device: torch.device) -> Any:
     """The same weights each time."""
     torch.manual_seed(0)
     with torch.device(device):
-        model = T.Qwen3ForCausalLM(config_of(args)).to(DTYPES[args.dtype]).eval()
+        model = T.AutoModelForCausalLM.from_config(config_of(args), dtype=DTYPES[args.dtype]).eval()
     model.generation_config.eos_token_id = None
     return model
 

@@ -17,6 +17,7 @@ from transformers import AttentionInterface
 from polymux.ar.paged_cache import Layer, Looks, Steps, Stretches, opened
 
 IMPLEMENTATION = "polymux_paged"
+PADDING = 2  # times the tokens that sequences have: so many are read for them, side by side
 
 
 def register() -> None:
@@ -58,15 +59,29 @@ def _(
 
 
 def look_steps(looks: Looks, layer: Layer, steps: Steps) -> torch.Tensor:
-    """One token of each sequence, one after the other. For a CPU, where to ask a tensor for a number is free."""
+    """One token of each sequence: side by side where they are of similar length, else one after the other. For a CPU,
+    where to ask a tensor for a number is free."""
     layer.write(steps.slots, looks.key, looks.value)
+    lengths = [position + 1 for position in steps.positions.tolist()]
+    if len(lengths) * max(lengths) <= PADDING * sum(lengths):
+        return _side_by_side(looks, layer, steps, max(lengths))
     made = torch.empty_like(looks.query, memory_format=torch.contiguous_format)
-    for i, (row, position) in enumerate(zip(steps.rows.tolist(), steps.positions.tolist(), strict=True)):
-        keys, values = layer.read(layer.table[row], position + 1)
+    for i, (row, length) in enumerate(zip(steps.rows.tolist(), lengths, strict=True)):
+        keys, values = layer.read(layer.table[row], length)
         query = looks.query[i][None, :, None]
         seen = scaled_dot_product_attention(query, keys, values, scale=looks.scaling, enable_gqa=True)
         made[i] = seen[0, :, 0]
     return made
+
+
+def _side_by_side(looks: Looks, layer: Layer, steps: Steps, longest: int) -> torch.Tensor:
+    blocks = layer.table[steps.rows, : -(-longest // layer.block_size)]
+    keys, values = (kept[blocks].flatten(1, 2)[:, :longest].transpose(1, 2) for kept in (layer.keys, layer.values))
+    there = torch.arange(longest, device=blocks.device) <= steps.positions[:, None]
+    seen = scaled_dot_product_attention(
+        looks.query[:, :, None], keys, values, there[:, None, None], scale=looks.scaling, enable_gqa=True
+    )
+    return seen[:, :, 0]
 
 
 def look_stretches(looks: Looks, layer: Layer, batch: Stretches) -> torch.Tensor:

@@ -5,7 +5,7 @@ The modules are the model's own; only their attention is another. Knows what a m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ from polymux.ar.attention import IMPLEMENTATION, register
 from polymux.ar.paged_cache import Shape
 
 _EVERYTHING = "full_attention"
+_ROPES = {"dynamic", "longrope"}  # their angles change with the longest sequence of a batch
 # Settings of a checkpoint's generation that change which tokens come, and that a `Drawing` does not hold.
 _BEYOND = {
     "num_beams": 1,
@@ -50,9 +51,17 @@ def refusal(model: Any) -> str | None:
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if kinds != {_EVERYTHING} or (window is not None and not getattr(config, "layer_types", None)):
         return "not all of its layers look at everything before"
+    if _ROPES & {*map(str, _values(getattr(config, "rope_parameters", None) or {}))}:
+        return "where its tokens stand depends on the longest of those beside them"
     settings = model.generation_config
     odd = [name for name, plain in _BEYOND.items() if getattr(settings, name, None) not in (None, plain, False)]
     return f"its generation_config.json sets {', '.join(odd)}" if odd else None
+
+
+def _values(settings: dict[str, Any]) -> Iterator[Any]:
+    """Of all levels: some models have settings for each kind of layer."""
+    for value in settings.values():
+        yield from _values(value) if isinstance(value, dict) else (value,)
 
 
 class Network:

@@ -71,6 +71,19 @@ def case(request: pytest.FixtureRequest) -> tuple[Network, list[list[int]], list
         return Network(model), prompts, wanted
 
 
+def test_what_would_not_be_the_same_is_refused() -> None:
+    for odd in (
+        {"sliding_window": 8},
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+    ):
+        model = T.MistralForCausalLM(T.MistralConfig(**SMALL | odd))
+        assert refusal(model) is not None
+    model = T.MistralForCausalLM(T.MistralConfig(**SMALL))
+    assert refusal(model) is None
+    model.generation_config.suppress_tokens = [4]
+    assert "suppress_tokens" in str(refusal(model))
+
+
 class Engine:
     """Scheduler and runner, and nothing around them."""
 
