@@ -7,8 +7,9 @@ A talker of 1.7B and the codec, with random weights, in the engine; requests arr
 frames of 80 ms. "first audio": from a request's arrival until its first samples are out, median and 95th percentile.
 "RTF": seconds of the clock for one second of each stream's sound. "underruns": parts that come after the listener, who
 began with the first one, has heard all that was there. "loop" runs the same modules in a plain loop, one request after
-the other, without engine or merging, in the same run: its RTF is that of a stream that waits for nobody, "x loop" how
-many times more sound per second the engine makes. "talker" and "codec" are the seconds that a run of them takes.
+the other, without engine, merging or CUDA graphs, in the same run: its RTF is that of a stream that waits for nobody,
+"x loop" how many times more sound per second the others make; "loop, recorded" has CUDA graphs.
+"talker" and "codec" are the seconds that a run of them takes. On a GPU the last line says whether graphs were recorded.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ def main() -> None:
     dtype = auto_dtype("auto", device)
     columns = ("mode", "streams", "first audio p50 s", "first audio p95 s", "RTF", "underruns", "x loop")
     table = Table("Speech", (*columns, "talker s", "codec s", "GiB"))
-    clock = Clock(device)
+    clock, recorded = Clock(device), True
     with tempfile.TemporaryDirectory() as name:
         folder = make("qwen3-tts", Path(name), DEFAULT) if args.tiny else make_real(Path(name), device, dtype)
         for mode in args.modes:
@@ -202,12 +203,20 @@ def main() -> None:
             engine = GenerateEngine.load(config)
             engine.warm_up()
             clock.reset_peak()
-            looped(engine, 2 * CHUNK)
-            took, (alone,) = best(lambda e=engine: [looped(e, args.frames)], args.rounds)  # type: ignore[misc]
-            sound = sum(alone.seconds)
-            plain = took / sound
-            table.add(mode="loop", streams=1, first_audio_p50_s=alone.first, first_audio_p95_s=alone.first, RTF=plain,
-                      underruns=alone.underruns, x_loop=1.0)  # fmt: skip
+            talker, plain = engine.loaded.parts.model.talker, 0.0
+            for kind in ("loop", "loop, recorded") if device.type == "cuda" else ("loop",):
+                talker.graphs.broken = kind == "loop"
+                talker.graphs.forget()
+                looped(engine, 2 * CHUNK)
+                took, (alone,) = best(lambda e=engine: [looped(e, args.frames)], args.rounds)  # type: ignore[misc]
+                factor = took / sum(alone.seconds)
+                plain = plain or factor
+                first_s = alone.first
+                table.add(
+                    mode=kind, streams=1, first_audio_p50_s=first_s, first_audio_p95_s=first_s, RTF=factor,
+                    underruns=alone.underruns, x_loop=plain / factor,
+                )  # fmt: skip
+            talker.graphs.broken = False
             for count in args.streams:
                 streams(engine, count, 2 * CHUNK)  # warm
                 before = spent(engine)
@@ -227,8 +236,11 @@ def main() -> None:
                     codec_s=means.get("speech_tokenizer"),
                     GiB=clock.peak,
                 )
+            recorded = recorded and not talker.graphs.broken
             engine.close()
-    save("speech.json", [table], device=str(device), torch=torch.__version__, frames=args.frames)
+    if device.type == "cuda":
+        print("\nCUDA graphs:", "recorded" if recorded else "could not be recorded")
+    save("speech.json", [table], device=str(device), torch=torch.__version__, frames=args.frames, graphs=recorded)
 
 
 if __name__ == "__main__":

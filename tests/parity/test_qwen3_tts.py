@@ -211,3 +211,25 @@ def test_it_sleeps(engine: GenerateEngine, wanted: dict[str, Sound]) -> None:
         engine.sleep(level)
         engine.wake_up()
         assert np.array_equal(said(engine, **params), before)
+
+
+def test_frames_of_fixed_places_are_the_same(
+    engine: GenerateEngine, wanted: dict[str, Sound], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU has them recorded: the first places all run, whoever is in them; here without a recording."""
+    talker = engine.loaded.parts.model.talker
+    names, vector = cases_of(engine), wanted["vector/values"]
+    monkeypatch.setattr(type(talker), "fixed", True)
+    before = dict(engine.stats.merged)
+    for number, name in enumerate(names):
+        if number:  # the others begin later, and at another position
+            for _ in range(9):
+                said_so_far = engine.step()
+                engine.events += said_so_far
+        engine.add(request_of(LINE, SamplingParams(**GREEDY, **params_of(name, vector)), name))
+    pieces, ends = drive(engine)
+    assert all(isinstance(end, Finished) for end in ends.values()), ends
+    for name in names:
+        heard, reference = np.concatenate(pieces[name], axis=1)[0], wanted[f"{name}/wav"]
+        assert heard.shape == reference.shape and np.abs(heard - reference).max() <= CLOSE, name
+    assert engine.stats.merged["talker"] > before["talker"] and not talker.graphs.broken

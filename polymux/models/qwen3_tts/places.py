@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 Tensor = torch.Tensor
-FEWEST_PLACES, FEWEST_POSITIONS = 1, 256
+FEWEST = (1, 256)  # places and positions
+FEWEST_ON_GPU = (8, 1024)  # where more than that means recording graphs again
 
 
 class Places:
@@ -51,7 +52,8 @@ class Places:
 
     def ensure(self, place: int, position: int, like: Tensor) -> bool:
         """Have room for this place and position. Whether tensors have moved."""
-        places, positions = max(self.count, FEWEST_PLACES), max(self.positions, FEWEST_POSITIONS)
+        fewest = FEWEST_ON_GPU if like.is_cuda else FEWEST
+        places, positions = max(self.count, fewest[0]), max(self.positions, fewest[1])
         while places <= place:
             places *= 2
         while positions <= position + 1:

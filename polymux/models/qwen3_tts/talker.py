@@ -14,12 +14,12 @@ from transformers.activations import ACT2FN
 
 from polymux.models.qwen3_tts.configs import Values, decoder_config
 from polymux.models.qwen3_tts.drawing import BARRED, draw, penalised
+from polymux.models.qwen3_tts.graphs import Graphs, Rows, power_of_two
 from polymux.models.qwen3_tts.layers import Layers
-from polymux.models.qwen3_tts.places import Places, Prompts, Short, Steps
+from polymux.models.qwen3_tts.places import FEWEST, Places, Prompts, Short, Steps
 
 Tensor = torch.Tensor
 SPECIAL = 1024  # codes at the end of the vocabulary that are no sound
-LENGTHS = 256  # a step sees a multiple of so many positions
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,7 @@ class Talker(torch.nn.Module):
         self.codec_head = torch.nn.Linear(hidden, self.codes, bias=False)
         self.code_predictor = CodePredictor(values["code_predictor_config"], self.groups, hidden)
         config = self.model.config
+        self.graphs = Graphs(self.parameters)
         self.places = Places(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
 
     def forward(
@@ -142,17 +143,35 @@ class Talker(torch.nn.Module):
             state = self.model.through(embeds, each, Prompts(self.places, places))[:, -1:]
             drawn, seen = self._first(state, seen, noise, how)
             return drawn.cpu(), state, seen
-        length = min(-(-(int(at[:, 1].max()) + 1) // LENGTHS) * LENGTHS, self.places.positions)
-        where = Where(places, positions, length, dense=False)
         hidden, code = before
-        codes, state, seen = self.step(embeds, where, seen, noise, how, (hidden, code.to(embeds.device)))
+        inputs = (embeds, seen, noise, how, hidden, code.to(embeds.device))
+        codes, state, seen = self._frame(at, places, positions, inputs)
         return codes.cpu(), state, seen
 
-    def step(
-        self, text: Tensor, where: Where, seen: Tensor, noise: Tensor, how: Tensor, before: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """One frame, all on the device."""
-        hidden, code = before
+    def _frame(self, at: Tensor, places: Tensor, positions: Tensor, inputs: Rows) -> Rows:
+        """One frame of each row, by a graph if there can be one."""
+        length = max(power_of_two(int(at[:, 1].max()) + 1), FEWEST[1])
+        if not self.fixed:
+            return self.step(Where(places, positions, length, dense=False), *inputs)
+        rows = power_of_two(int(at[:, 0].max()) + 1)
+        every = torch.arange(rows, device=places.device)
+
+        def step(positions: Tensor, *inputs: Tensor) -> Rows:
+            return self.step(Where(every, positions, length, dense=True), *inputs)
+
+        frame = self.graphs.frame(step, self.places, rows, length, inputs)
+        if frame is None:
+            return self.step(Where(places, positions, length, dense=False), *inputs)
+        return frame.run(places, positions, inputs)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether frames are recorded."""
+        return self.codec_head.weight.is_cuda
+
+    def step(self, where: Where, *inputs: Tensor) -> Rows:
+        """One frame, all on the device. `inputs`: as those of `forward`: embeds, seen, noise, how, state, code."""
+        text, seen, noise, how, hidden, code = inputs
         first = embedding(code, self.model.codec_embedding.weight)
         others, total = self.code_predictor.write(hidden, first, noise[:, 1:], how[:, 1])
         columns = torch.arange(where.length, device=code.device)
