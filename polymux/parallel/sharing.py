@@ -26,6 +26,7 @@ class _Form(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    on_host: bool
 
 
 class _Note(NamedTuple):
@@ -63,7 +64,8 @@ class Sharing:
         ]
 
     def _places(self, forms: Sequence[_Form]) -> list[torch.Tensor]:
-        return [torch.empty(form.shape, dtype=form.dtype, device=self._device) for form in forms]
+        devices = ("cpu" if form.on_host else self._device for form in forms)
+        return [torch.empty(f.shape, dtype=f.dtype, device=d) for f, d in zip(forms, devices, strict=True)]
 
     def _exchange(self, tensors: Sequence[Sequence[torch.Tensor]]) -> None:
         """Each rank sends its own, and fills the others'."""
@@ -86,7 +88,7 @@ def _without_tensors(results: list[Any], tensors: list[torch.Tensor]) -> _Note |
         _TakingTensors(file, tensors).dump(results)
     except Exception:  # whatever an object raises that does not want to be pickled
         return None
-    return _Note(file.getvalue(), [_Form(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
+    return _Note(file.getvalue(), [_Form(tuple(t.shape), t.dtype, t.device.type == "cpu") for t in tensors])
 
 
 class _TakingTensors(pickle.Pickler):
