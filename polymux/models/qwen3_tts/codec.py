@@ -83,13 +83,13 @@ class Decoder(torch.nn.Module):
     def forward(self, codes: Tensor, kept: Kept) -> tuple[Tensor, Kept]:
         """(rows, layers, n) to (rows, 1, n * hop)."""
         first = kept[0] if kept else codes.new_zeros(len(codes), 1)
-        memory = Memory(kept[1:])
+        memory = Memory(kept[1] if kept else None)
         one, rest = self.quantizer.get_submodule("rvq_first"), self.quantizer.get_submodule("rvq_rest")
         x = self.pre_conv(one(codes[:, :1]) + rest(codes[:, 1:]), memory)
         x = self.pre_transformer(x.transpose(1, 2), first, memory).transpose(1, 2)
         for layer in (*(layer for pair in self.upsample for layer in pair), *self.decoder):  # type: ignore[attr-defined]
             x = layer(x, memory)
-        return x.clamp(-1, 1), (first + codes.shape[2], *memory.new)
+        return x.clamp(-1, 1), (first + codes.shape[2], memory.new())
 
 
 class Qwen3TTSTokenizerV2Model(PreTrainedModel):  # type: ignore[misc]
