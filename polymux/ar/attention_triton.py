@@ -20,7 +20,10 @@ PROGRAMS = 512  # that fill a large GPU
 
 def decode(looks: Looks, layer: Layer, steps: Steps) -> torch.Tensor:
     """(tokens, heads, channels)"""
-    query, key, value, table = looks.query, looks.key, looks.value, layer.table
+    query, key, value = (
+        one if one.stride(2) == 1 else one.contiguous() for one in (looks.query, looks.key, looks.value)
+    )
+    table = layer.table
     tokens, heads, channels = query.shape
     kept, size = layer.keys.shape[2], layer.block_size
     splits = 1
