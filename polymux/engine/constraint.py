@@ -96,7 +96,7 @@ class Constraint:
             return torch.ones(self._vocabulary, dtype=torch.bool)  # it has ended
         self._matcher.fill_next_token_bitmask(self._bits)
         bits = np.unpackbits(self._bits.numpy().view(np.uint8), bitorder="little")
-        return torch.from_numpy(bits[: self._vocabulary].astype(np.bool_))
+        return torch.from_numpy(bits[: self._vocabulary].view(np.bool_))
 
     def _kept(self, written: Sequence[int]) -> int:
         """Tokens at the beginning that are those of the last time."""
