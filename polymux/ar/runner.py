@@ -6,11 +6,12 @@ Nothing here waits for the device: what was launched is a `Flight`, and its toke
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from polymux.ar.masks import Masks, masks_of
 from polymux.ar.network import Network
 from polymux.ar.paged_cache import PagedCache
 from polymux.ar.prompt_batch import Ints, lay_out
@@ -28,6 +29,7 @@ class Flight:
     sequences: list[Sequence]
     chosen: list[torch.Tensor]  # on the host
     landed: torch.cuda.Event | None
+    unheld: dict[Sequence, Exception] = field(default_factory=dict)  # whose constraint has failed: their token is void
 
     def tokens(self) -> list[int]:
         """Waits for the device."""
@@ -63,7 +65,8 @@ class Runner:
 
     def _choose(self, flight: Flight, logits: torch.Tensor, sequences: list[Sequence]) -> None:
         rows = self._upload(np.array([s.row for s in sequences], dtype=np.int64))
-        tokens = self._sampler.choose(logits, sequences, rows)
+        masks = masks_of(sequences, flight.unheld)  # while the device computes the logits
+        tokens = self._sampler.choose(logits, sequences, rows, self._on_device(masks))
         if self._on_gpu:
             host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
             tokens = host.copy_(tokens, non_blocking=True)
@@ -85,6 +88,12 @@ class Runner:
             self._sampler.place(sequence)
         self._cache.batch = batch.stretches
         return self._network(batch.tokens, batch.positions, batch.keep, self._cache.handle), batch.ending
+
+    def _on_device(self, masks: Masks | None) -> Masks | None:
+        if masks is None or not self._on_gpu:
+            return masks
+        at, allowed = (one.pin_memory().to(self._cache.device, non_blocking=True) for one in (masks.at, masks.allowed))
+        return Masks(at, allowed)
 
     def _upload(self, values: Ints) -> torch.Tensor:
         made = torch.from_numpy(values)

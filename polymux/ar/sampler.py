@@ -1,8 +1,8 @@
 """The next tokens of many sequences, chosen on the device in one batch, each by the rules of its own sequence.
 
-In the order in which transformers applies them: penalties, temperature, top-k, top-p, min-p. A token is drawn with one
-number from 0 to 1 that the sequence brings, so it does not depend on who else is in the batch. Nothing here waits for
-the device. Knows logits and rows; nothing of the network.
+In the order in which transformers applies them: penalties, constraints, temperature, top-k, top-p, min-p. A token is
+drawn with one number from 0 to 1 that the sequence brings, so it does not depend on who else is in the batch. Nothing
+here waits for the device. Knows logits and rows; nothing of the network.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence as Many
 import numpy as np
 import torch
 
+from polymux.ar.masks import Masks
 from polymux.ar.sequence import Sequence
 
 _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _REPETITION, _FREQUENCY, _PRESENCE = range(7)
@@ -39,17 +40,22 @@ class Sampler:
             written[row].copy_(self._count(sequence.tokens[sequence.prompt :]))
             seen[row].copy_(self._count(sequence.tokens[: sequence.prompt]) > 0)
 
-    def choose(self, logits: torch.Tensor, sequences: Many[Sequence], rows: torch.Tensor) -> torch.Tensor:
-        """(sequences) tokens for logits (sequences, vocabulary); `rows` (sequences) are theirs."""
+    def choose(
+        self, logits: torch.Tensor, sequences: Many[Sequence], rows: torch.Tensor, masks: Masks | None = None
+    ) -> torch.Tensor:
+        """(sequences) tokens for logits (sequences, vocabulary); `rows` (sequences) are theirs. `masks`: of those that
+        have a constraint."""
         draws = [s.drawing.draws for s in sequences]
         penalises = any(s.drawing.penalises for s in sequences)
-        if not penalises and not any(draws):
+        if not penalises and not any(draws) and masks is None:
             tokens = logits.argmax(-1)
         else:
             settings = self._settings[rows]
             scores = logits.float()
             if penalises:
                 scores = self._penalised(scores, rows, settings)
+            if masks is not None:
+                scores = masks.applied(scores)
             tokens = scores.argmax(-1)
             if any(draws):
                 drawn = _draw(scores, settings, self._uniforms(sequences), _candidates(sequences, self._vocabulary))

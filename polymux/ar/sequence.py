@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
+import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,13 @@ class Uniforms:
         return self._drawn.pop()
 
 
+class Constraint(Protocol):
+    """What the new tokens of one sequence must fit."""
+
+    def allowed(self, written: Many[int]) -> torch.Tensor:
+        """(vocabulary,) of bool, on the CPU: true where a token may follow these."""
+
+
 @dataclass(eq=False, kw_only=True)
 class Sequence:
     """`tokens` are those that are known; `computed` of them are in the cache, or in a step that is under way, and
@@ -53,6 +63,7 @@ class Sequence:
     limit: int  # the most new tokens
     ends: frozenset[int] = frozenset()  # tokens after which it does not go on
     drawing: Drawing = field(default_factory=Drawing)
+    constraint: Constraint | None = None
     prompt: int = field(init=False)
     computed: int = 0
     pending: int = 0
@@ -80,8 +91,9 @@ class Sequence:
 
     @property
     def decodes(self) -> bool:
-        """Whether it goes on where it is, and all is computed but its last token."""
-        return self.begun and self.computed == self.length - 1
+        """Whether it goes on where it is, and all is computed but its last token. With a constraint it does not before
+        that one is known: it says which may follow."""
+        return self.begun and self.computed == self.length - 1 and not (self.constraint and self.pending)
 
     def leave(self) -> list[int]:
         """It is nowhere any more, and had these blocks."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from dataclasses import replace as changed
 
 import torch
 from msgspec.structs import replace
@@ -28,6 +29,7 @@ from polymux.engine.chat_inputs import question_of
 from polymux.engine.chat_model import described
 from polymux.engine.failure import as_polymux_error
 from polymux.engine.generate_model import GenerateModel
+from polymux.engine.holding import Holding
 from polymux.engine.seeds import seed_of
 from polymux.engine.transformers_engine import IDLE_S
 from polymux.engine.warmup import run_first_that_works
@@ -81,6 +83,7 @@ class ArEngine:
         self._take_in(model)
         # Its own: the thread encodes with the other one meanwhile, and a tokenizer stands only one at a time.
         self._tokenizer = copy.deepcopy(self._family.adapter.tokenizer(model.parts))
+        self._holding = Holding(self._family.adapter)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inputs")
 
     @property
@@ -238,7 +241,8 @@ class ArEngine:
         """In the thread."""
         with torch.no_grad():
             question = question_of(request, params, self._described, self._config.limits.max_audio_seconds)
-            return self._fitted(self._family.adapter.ask(parts, question), params)
+            call = self._fitted(self._family.adapter.ask(parts, question), params)
+            return self._holding.held(parts, request, params, call)
 
     def _fitted(self, call: ChatCall, params: SamplingParams) -> ChatCall:
         """With no more steps than there is room for. Raises InvalidRequestError if more are asked for."""
@@ -248,12 +252,7 @@ class ArEngine:
             what = f"the conversation has {call.prompt_tokens} tokens, and the cache has room for {room} more"
             raise InvalidRequestError(f"{param}: {what} (--kv-cache-memory-bytes)", param=param)
         ids = call.arguments["input_ids"].cpu()  # here in the thread: it waits for the device
-        return ChatCall(
-            arguments=call.arguments | {"input_ids": ids},
-            prompt_tokens=call.prompt_tokens,
-            steps=min(call.steps, room),
-            ends=call.ends,
-        )
+        return changed(call, arguments=call.arguments | {"input_ids": ids}, steps=min(call.steps, room))
 
     def _admit(self, state: ArState) -> None:
         """Those that are prepared join the queue."""
@@ -298,7 +297,12 @@ class ArEngine:
             if not sequence.ended:
                 self._job(sequence).seconds += seconds
         for sequence, token in zip(flight.sequences, tokens, strict=True):
-            if not sequence.ended:
+            if sequence.ended:
+                continue
+            failure = flight.unheld.get(sequence)
+            if failure is not None:
+                self._fail(self._job(sequence), as_polymux_error(failure, drop_frames(failure), computing=True))
+            else:
                 self._take(state, sequence, token)
 
     def _take(self, state: ArState, sequence: Sequence, token: int) -> None:

@@ -90,4 +90,5 @@ def sequence_of(job: ArJob, params: SamplingParams, settings: GenerationConfig) 
         limit=job.call.steps,
         ends=job.call.ends,
         drawing=drawing,
+        constraint=job.call.constraint,
     )

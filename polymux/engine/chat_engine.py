@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,10 +21,11 @@ from polymux.diffusion.session import Session
 from polymux.engine.chat_inputs import question_of
 from polymux.engine.chat_job import ChatJob, ChatTap, PreparedJob
 from polymux.engine.chat_model import described
-from polymux.engine.constraint import Constrained, Grammars
+from polymux.engine.constraint import Constrained
 from polymux.engine.failure import as_polymux_error
 from polymux.engine.generate_engine import parts_of, sound_of
 from polymux.engine.generate_model import GenerateModel
+from polymux.engine.holding import Holding
 from polymux.engine.job import Randomness
 from polymux.engine.merging_engine import MergingEngine
 from polymux.engine.seeds import seed_of
@@ -45,7 +45,7 @@ class ChatEngine(MergingEngine[PreparedJob]):
         super().__init__(config, model, device)
         # Its own: the thread encodes with the other one meanwhile, and a tokenizer stands only one at a time.
         self.tokenizer = copy.deepcopy(self.family.adapter.tokenizer(model.parts))
-        self._grammars: Grammars | None = None  # of the thread
+        self._holding = Holding(self.family.adapter)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inputs")
 
     @property
@@ -70,19 +70,7 @@ class ChatEngine(MergingEngine[PreparedJob]):
         """In the thread."""
         with torch.no_grad():
             question: Question = question_of(request, params, self.answers, self.config.limits.max_audio_seconds)
-            return self._held(parts, request, params, self.family.adapter.ask(parts, question))
-
-    def _held(self, parts: Parts, request: Request, params: SamplingParams, call: ChatCall) -> ChatCall:
-        """A call with what its answer must fit. In the thread."""
-        use = request.tools if request.tools is not None and request.tools.constrains else None
-        if use is None and params.json_schema is None:
-            return call
-        if self._grammars is None:
-            vocabulary = parts.model.config.get_text_config().vocab_size
-            self._grammars = Grammars(self.family.adapter.tokenizer(parts), vocabulary)
-        if use is not None:
-            return replace(call, constraint=self._grammars.calls(use, call.ends))
-        return replace(call, constraint=self._grammars.json(params.json_schema or {}, call.ends))
+            return self._holding.held(parts, request, params, self.family.adapter.ask(parts, question))
 
     def _admit(self) -> None:
         for job in list(self.jobs.values()):

@@ -1,6 +1,6 @@
 """What an answer must fit while it is written: JSON of a schema, or calls of tools.
 
-`Constraint.allowed` is all that a loop of decoding needs: which token may come next, given those of the answer so far.
+`Constraint.allowed` is all that an engine needs: which token may come next, given those of the answer so far.
 `Constrained` is that for transformers' `generate`. Grammars are compiled by the package xgrammar, which is optional,
 once for each schema. Knows neither models nor requests in flight.
 """
@@ -84,8 +84,7 @@ class Constraint:
         """(vocabulary,) of bool, on the CPU: true where a token may follow. `written`: the answer's tokens so far, of
         which what was there the last time may have been taken back. Raises GenerationError for one that may not be
         there."""
-        same = next((i for i, (a, b) in enumerate(zip(self._taken, written, strict=False)) if a != b), None)
-        kept = min(len(self._taken), len(written)) if same is None else same
+        kept = self._kept(written)
         if kept < len(self._taken):
             self._matcher.rollback(len(self._taken) - kept)
             del self._taken[kept:]
@@ -97,7 +96,14 @@ class Constraint:
             return torch.ones(self._vocabulary, dtype=torch.bool)  # it has ended
         self._matcher.fill_next_token_bitmask(self._bits)
         bits = np.unpackbits(self._bits.numpy().view(np.uint8), bitorder="little")
-        return torch.from_numpy(bits[: self._vocabulary].astype(np.bool_))
+        return torch.from_numpy(bits[: self._vocabulary].view(np.bool_))
+
+    def _kept(self, written: Sequence[int]) -> int:
+        """Tokens at the beginning that are those of the last time."""
+        if list(written[: len(self._taken)]) == self._taken:  # nearly always, and in no time
+            return len(self._taken)
+        pairs = zip(self._taken, written, strict=False)
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self._taken), len(written)))
 
 
 class Constrained(LogitsProcessor):  # type: ignore[misc]

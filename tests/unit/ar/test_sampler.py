@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import transformers as T
 
+from polymux.ar.masks import Masks, masks_of
 from polymux.ar.sampler import Sampler, _candidates, _draw
 from polymux.ar.sequence import Drawing, Sequence, Uniforms
 from polymux.engine.writing import Penalties
@@ -28,12 +30,12 @@ def logits(rows: int, seed: int = 0) -> torch.Tensor:
     return 3 * torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed))
 
 
-def choose(sequences: list[Sequence], scores: torch.Tensor) -> list[int]:
-    sampler = Sampler(8, VOCABULARY, torch.device("cpu"))
+def choose(sequences: list[Sequence], scores: torch.Tensor, masks: Masks | None = None) -> list[int]:
+    sampler = Sampler(len(sequences), VOCABULARY, torch.device("cpu"))
     for one in sequences:
         sampler.place(one)
     rows = torch.tensor([one.row for one in sequences])
-    tokens: list[int] = sampler.choose(scores, sequences, rows).tolist()
+    tokens: list[int] = sampler.choose(scores, sequences, rows, masks).tolist()
     assert sampler.last[rows].tolist() == tokens
     return tokens
 
@@ -89,6 +91,43 @@ def test_a_row_depends_on_its_own_rules_and_seed_alone() -> None:
     alone = [choose([sequence(0, **one, seed=9)], scores[i : i + 1])[0] for i, one in enumerate(rules)]
     assert choose([sequence(i, **one, seed=9) for i, one in enumerate(rules)], scores) == alone
     assert alone[0] == scores[0].argmax().item()
+
+
+class Only:
+    """A constraint that lets these tokens follow those."""
+
+    def __init__(self, *allowed: int) -> None:
+        self.at = torch.tensor(allowed)
+
+    def allowed(self, written: Many[int]) -> torch.Tensor:
+        assert list(written) == WRITTEN
+        return torch.zeros(VOCABULARY, dtype=torch.bool).index_fill(0, self.at, True)
+
+
+class Broken:
+    def allowed(self, written: Many[int]) -> torch.Tensor:
+        raise RuntimeError("broken")
+
+
+def test_a_constraint_is_of_its_row_alone() -> None:
+    rules: list[dict[str, Any]] = [{}, {}, *RULES, *RULES]
+    scores = logits(len(rules))
+    made = [sequence(0, **one, seed=9) for one in rules]
+    free = [choose([one], scores[i : i + 1])[0] for i, one in enumerate(made)]
+    failed: dict[Sequence, Exception] = {}
+    assert masks_of(made, failed) is None
+    batch = [sequence(i, **one, seed=9) for i, one in enumerate(rules)]
+    held = range(0, len(batch), 2)
+    for i in held:
+        batch[i].constraint = Only(2, 30, 41)
+    batch[1].constraint = Broken()
+    masks = masks_of(batch, failed)
+    assert masks is not None and masks.at.tolist() == [*held] and [*failed] == [batch[1]]
+    kept = scores.clone()
+    got = choose(batch, scores, masks)
+    assert torch.equal(scores, kept)
+    assert all((token in (2, 30, 41)) if i in held else token == free[i] for i, token in enumerate(got))
+    assert got[0] == max((2, 30, 41), key=lambda token: scores[0, token].item())
 
 
 def test_a_row_forgets_whose_it_was() -> None:

@@ -1,0 +1,34 @@
+"""What the answer to a request is held to while it is written, for whichever engine writes it.
+
+Grammars are for one tokenizer, and made when the first request asks for one. For the thread that prepares requests.
+Knows what a request asks for; not how a constraint is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polymux.engine.constraint import Grammars
+from polymux.families.chat import ChatAdapter, ChatCall
+from polymux.families.generate import Parts
+from polymux.request import Request, SamplingParams
+
+
+class Holding:
+    """Of one engine."""
+
+    def __init__(self, adapter: ChatAdapter) -> None:
+        self._adapter = adapter
+        self._grammars: Grammars | None = None
+
+    def held(self, parts: Parts, request: Request, params: SamplingParams, call: ChatCall) -> ChatCall:
+        """A call with what its answer must fit. Raises InvalidRequestError if no grammar can be made of that."""
+        use = request.tools if request.tools is not None and request.tools.constrains else None
+        if use is None and params.json_schema is None:
+            return call
+        if self._grammars is None:
+            vocabulary = parts.model.config.get_text_config().vocab_size
+            self._grammars = Grammars(self._adapter.tokenizer(parts), vocabulary)
+        if use is not None:
+            return replace(call, constraint=self._grammars.calls(use, call.ends))
+        return replace(call, constraint=self._grammars.json(params.json_schema or {}, call.ends))
