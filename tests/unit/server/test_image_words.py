@@ -14,6 +14,6 @@ from polymux.server.protocol import ImageGenerationRequest
     [(None, "size, left out: too large"), ("auto", "size='auto': too large"), ("8x8", "size='8x8': too large")],
 )
 def test_the_size_is_named_once(size: str | None, said: str) -> None:
-    words = Words(ImageGenerationRequest(prompt="x", size=size), {})
+    words = Words(ImageGenerationRequest.model_validate({"prompt": "x", "size": size}), {})
     for message in ("size: too large", "too large"):
         assert words.of(InvalidRequestError(message, param="size")).message == said
