@@ -249,7 +249,8 @@ class ArEngine:
         room = (self._described.context or 0) - call.prompt_tokens
         if room < min(call.steps, params.max_new_tokens or 1):
             param = "prompt" if room < 1 else "max_new_tokens"
-            what = f"the conversation has {call.prompt_tokens} tokens, and the cache has room for {room} more"
+            left = f"for {room} more" if room > 0 else f"for {self._described.context}, with an answer"
+            what = f"the conversation has {call.prompt_tokens} tokens, and the cache has room {left}"
             raise InvalidRequestError(f"{param}: {what} (--kv-cache-memory-bytes)", param=param)
         ids = call.arguments["input_ids"].cpu()  # here in the thread: it waits for the device
         return changed(call, arguments=call.arguments | {"input_ids": ids}, steps=min(call.steps, room))

@@ -60,10 +60,21 @@ class Writer(StoppingCriteria):  # type: ignore[misc]
         """This token has been chosen. Not after it has stopped."""
         self.tokens.append(token)
         self._unread.append(token)
-        piece = self._stream.step(self._backend, token)
+        piece = self._step(token)
         if piece:
             self._unread.clear()
             self._add(piece)
+
+    def _step(self, token: int) -> str | None:
+        """The text that is certain with this token. Where bytes are tokens, a run of them is text as a whole or not at
+        all: bytes that make no character, after one that did and has been told, are more than the stream can bear."""
+        try:
+            return self._stream.step(self._backend, token)
+        except Exception as error:  # the library has no kind of its own
+            if "prefix" not in str(error):
+                raise
+        self._stream = DecodeStream(ids=[token], skip_special_tokens=True)
+        return str(self._backend.decode(self._unread, skip_special_tokens=True))
 
     def _add(self, piece: str) -> None:
         held = self._held + piece

@@ -29,6 +29,11 @@ _AFTER = 3  # tokens that end a picture
 _END_OF_ROW = "<|extra_200|>"
 
 
+def _conversed(parts: Parts, question: Question) -> Any:
+    """With pictures that say where their colours stand: of those of three rows, or one, it would be guessed."""
+    return conversed(parts, question, images_kwargs={"input_data_format": "channels_last"})
+
+
 class Emu3Adapter(PictureAdapter):
     def tokenizer(self, parts: Parts) -> Any:
         return parts.processor.tokenizer
@@ -110,7 +115,7 @@ class Emu3Adapter(PictureAdapter):
         processor = parts.processor
         marks = (processor.image_token, processor.image_start_token, processor.image_end_token)
         check_marks(question.messages, (*marks, processor.fake_token_around_image))
-        inputs = conversed(parts, question)
+        inputs = _conversed(parts, question)
         count, settings = inputs["input_ids"].shape[1], parts.model.generation_config
         ends = ends_of(settings.eos_token_id, processor.tokenizer.eos_token_id)
         # What the settings allow is the length of a picture.

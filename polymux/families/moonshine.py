@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from polymux.errors import InvalidRequestError
 from polymux.families.generate import Call, Parts
 from polymux.families.hearing import Heard, HearingAdapter, HearingFamily, Transcript, check_length
 from polymux.request import SamplingParams
@@ -19,6 +20,9 @@ class MoonshineAdapter(HearingAdapter):
     def prepare_heard(self, parts: Parts, heard: Heard) -> Call:
         rate, room = self.hears_at(parts), parts.model.config.max_position_embeddings
         check_length(heard, rate, room / _TOKENS_A_SECOND)
+        if len(heard.samples) < (least := _least_samples(parts)):
+            what = f"{len(heard.samples) / rate:.3f} s: the model hears nothing in less than {least / rate:.3f} s"
+            raise InvalidRequestError(f"audio: {what}", param="audio")
         inputs = parts.processor(heard.samples, sampling_rate=rate, return_tensors="pt")
         steps = min(math.ceil(len(heard.samples) / rate * _TOKENS_A_SECOND), room - 1)
         given: dict[str, Any] = {"max_new_tokens": steps}
@@ -32,6 +36,14 @@ class MoonshineAdapter(HearingAdapter):
         ids = parts.model.generate(**call.arguments)[0].tolist()
         text = parts.processor.tokenizer.decode(ids, skip_special_tokens=True).strip()
         return Transcript(text=text, segments=[], language=None, tokens=len(ids) - 1)
+
+
+def _least_samples(parts: Parts) -> int:
+    """Of which the encoder's convolutions make one frame."""
+    encoder, least = parts.model.model.encoder, 1
+    for layer in (encoder.conv3, encoder.conv2, encoder.conv1):
+        least = (least - 1) * layer.stride[0] + layer.kernel_size[0]
+    return least
 
 
 MOONSHINE = HearingFamily(

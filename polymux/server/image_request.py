@@ -39,7 +39,8 @@ class Words:
         """The same error, about the field that the client sent."""
         match error.param:
             case "height" | "width" | "size":
-                return type(error)(f"size={self._size!r}: {error.message}", param="size")
+                name = "size, left out" if self._size is None else f"size={self._size!r}"
+                return type(error)(f"{name}: {error.message.removeprefix('size: ')}", param="size")
             case "num_outputs_per_prompt":
                 return _renamed(error, error.param, "n")
             case str() as name if name in self._media:

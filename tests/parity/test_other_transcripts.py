@@ -134,6 +134,9 @@ def test_text_is_that_of_transformers(case: Case, tiny_checkpoint: Callable[...,
             assert isinstance(other, Finished) and other.language == "de" and other.text != wanted[1.0][0]
         for seconds, prompt, params, param in (
             (case[2], "", {}, "audio"),
+            *(
+                [(0.055, "", {}, "audio")] if case[0] == "moonshine" else []
+            ),  # less than its convolutions make a frame of
             (1.0, "what was said before", {}, "prompt"),
             (1.0, "", {"language": "en"}, "language"),
             (1.0, "", {"max_new_tokens": 5}, "max_new_tokens"),

@@ -16,10 +16,14 @@ import numpy as np
 import pytest
 import torch
 import transformers as T
+from PIL import Image
 
 from polymux.config import EngineConfig
 from polymux.engine.picture_engine import PictureEngine
 from polymux.families import all_generate_families
+from polymux.families.chat import Question
+from polymux.families.emu3 import _conversed
+from polymux.families.generate import Parts
 from polymux.families.pictures import PictureFamily
 from polymux.media.wire import from_wire, to_wire
 from polymux.request import Failed, Finished, Message, OmniDiffusionSamplingParams, Part, Request, SamplingParams
@@ -223,3 +227,20 @@ def test_merged_steps_choose_the_same_tokens(name: str, tiny_checkpoint: Callabl
         assert a.text == b.text
         if a.modality == "image":
             assert np.allclose(pixels(a), pixels(b), rtol=0, atol=1e-4)
+
+
+def test_a_picture_of_three_rows_is_not_taken_for_one_of_three_channels(tiny_checkpoint: Callable[..., Path]) -> None:
+    parts = Parts(model=None, processor=T.AutoProcessor.from_pretrained(tiny_checkpoint("emu3")))
+    tall, wide = (
+        _conversed(
+            parts,
+            Question(
+                messages=[Message("user", [Part("image"), Part("text", "what is it?")])],
+                params=SamplingParams(),
+                pictures=[Image.new("RGB", size)],
+            ),
+        )
+        for size in ((3, 50), (50, 3))
+    )
+    (rows, columns), (others, more) = tall["image_sizes"].tolist()[0], wide["image_sizes"].tolist()[0]
+    assert (rows, columns) == (more, others) and rows > columns

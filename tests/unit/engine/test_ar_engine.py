@@ -28,8 +28,8 @@ Load = Callable[..., ArEngine]
 def load(tiny_checkpoint: Callable[..., Path]) -> Iterator[Load]:
     made: list[ArEngine] = []
 
-    def engine(ahead: bool = False, **flags: Any) -> ArEngine:
-        config = EngineConfig.from_flat(model=str(tiny_checkpoint("qwen3-lm")), **flags)
+    def engine(ahead: bool = False, folder: Path | None = None, **flags: Any) -> ArEngine:
+        config = EngineConfig.from_flat(model=str(folder or tiny_checkpoint("qwen3-lm")), **flags)
         device = torch.device("cpu")
         made.append(ArEngine(config, GenerateModel.load(config, device), device, ahead))
         return made[-1]
@@ -233,3 +233,28 @@ def test_which_engine_answers(tiny_checkpoint: Callable[..., Path], tmp_path: Pa
         with pytest.raises(ConfigError) as error:
             kind(**flags)  # type: ignore[arg-type]
         assert error.value.param == name
+
+
+def test_prompts_that_the_model_cannot_begin_with(
+    load: Load, tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """One of no token at all would wait for ever; one of a token without an embedding would fail whoever is beside."""
+    folder = Path(shutil.copytree(tiny_checkpoint("qwen3-lm"), tmp_path / "odd"))
+    for template in folder.glob("*.jinja"):
+        template.unlink()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokens = json.loads((folder / "tokenizer.json").read_text())
+    tokens["normalizer"] = {"type": "Replace", "pattern": {"String": "~"}, "content": ""}
+    more = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    last = max(one["id"] for one in tokens["added_tokens"])
+    tokens["added_tokens"] += [
+        {"id": last + i, "content": f"[more{i}]", **more} for i in range(1, 6)
+    ]  # the model: 2 more
+    (folder / "tokenizer.json").write_text(json.dumps(tokens))
+    engine = load(folder=folder)
+    for text in ("~", "hello [more5]"):
+        assert refusal(engine, text=text) == ("InvalidRequestError", "prompt")
+    assert answer(engine, text="~hello").metrics.prompt_tokens > 0

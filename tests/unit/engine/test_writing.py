@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers as T
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
 
 from polymux.engine.writing import Penalties, Writer
 
@@ -49,6 +51,28 @@ def test_any_tokens_at_all_make_the_text_that_the_tokenizer_makes_of_them(tokeni
         ids = [draw.randrange(len(tokenizer)) for _ in range(30)]
         pieces, _ = write(Writer(tokenizer), ids)
         assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_where_bytes_are_tokens_those_that_make_no_character_spoil_nothing() -> None:
+    bytes_ = {f"<0x{value:02X}>": value for value in range(256)}
+    backend = Tokenizer(BPE({**bytes_, "a": 256, " b": 257, "\u2581": 258}, [], byte_fallback=True))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = T.PreTrainedTokenizerFast(tokenizer_object=backend)
+    for ids, text in (
+        ([0x0A, 0xA8, 256, 257, 258, 256], "\n\ufffda b a"),  # a line's end is told, then a byte that stands alone
+        ([256, 0x0A, *"é🙂".encode(), 0xE6, 0x97, 257, *"ß".encode()], "a\né🙂\ufffd\ufffd bß"),
+    ):
+        pieces, count = write(Writer(tokenizer), ids)
+        assert count == len(ids) and "".join(pieces).replace("\ufffd\ufffd", "\ufffd") == text.replace(
+            "\ufffd\ufffd", "\ufffd"
+        )
+    for seed in range(60):
+        draw = random.Random(seed)
+        few = [draw.randrange(259) for _ in range(4)]
+        pieces, count = write(Writer(tokenizer), [draw.choice(few) for _ in range(30)])
+        assert count == 30
 
 
 @pytest.mark.parametrize(
