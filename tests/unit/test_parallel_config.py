@@ -121,6 +121,14 @@ def test_as_one_argument() -> None:
         EngineConfig.from_flat(model="m", parallel_config={"ulysses_degree": 2})
 
 
+def test_what_divides_denoisers() -> None:
+    """Of these alone blocks are not compiled: text encoders in parts leave denoisers whole."""
+    divided = {
+        name for name, knobs in MODES.items() if EngineConfig.from_flat(model="m", **knobs).parallel.divides_denoisers
+    }
+    assert divided == {"`--ulysses-degree`", "`--ring-degree`", "`--tensor-parallel-size`", "`--use-hsdp`"}
+
+
 def test_every_pair_is_allowed_or_refused_the_same_way_round() -> None:
     for one, other in itertools.combinations(MODES.values(), 2):
         assert together(one, other) == together(other, one)
