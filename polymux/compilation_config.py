@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, conflict, knob
 
+Backend = Literal["inductor", "aot_eager", "eager"]
+Mode = Literal["default", "max-autotune-no-cudagraphs"]
+
+_VALUES = {
+    "backend": ", ".join(get_args(Backend)),
+    "mode": ", ".join(get_args(Mode)),
+    "dynamic": "true, false and null",
+    "cache_dir": "a path",
+}
+
 
 class Compilation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How torch.compile is called. `dynamic` true: one graph for all sizes; null: one for the first size and one for
     all others; false: one for each size. `cache_dir` holds what was compiled, for later starts."""
 
-    backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
-    mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
+    backend: Backend = "inductor"
+    mode: Mode = "default"
     dynamic: bool | None = True
     cache_dir: str | None = None
 
@@ -51,7 +62,9 @@ class CompilationConfig(Checked):
         try:
             made = msgspec.convert(self.compilation_config, Compilation, strict=True)
         except msgspec.ValidationError as error:
-            raise _refusal(f"{error}; allowed are {', '.join(Compilation.__struct_fields__)}") from None
+            wrong = re.search(r"\$\.(\w+)`$", str(error))
+            allowed = _VALUES[wrong[1]] if wrong else ", ".join(_VALUES)
+            raise _refusal(f"{error}; allowed: {allowed}") from None
         if made.backend != "inductor":
             for name in ("mode", "cache_dir"):
                 if name in self.compilation_config:

@@ -91,6 +91,11 @@ class DiffusionParallelConfig(Checked):
         """Whether a rank has only a part of them."""
         return self.tensor_parallel_size > 1 or self.use_hsdp or self.text_encoder_tp_size > 1
 
+    @property
+    def divides_denoisers(self) -> bool:
+        """Whether ranks share a call of a denoiser, and talk to each other in it."""
+        return max(self.tensor_parallel_size, self.ulysses_degree, self.ring_degree) > 1 or self.use_hsdp
+
     def describe(self) -> str:
         """`4 ranks (cfg_parallel_size 2 x ...)`."""
         factors = " x ".join(f"{name} {size}" for name, size in self.degrees.items())

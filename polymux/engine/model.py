@@ -96,7 +96,8 @@ class Model:
         sharding = shard(components, family, config, mesh, sliced)
         if mesh.size > 1:  # their modules' functions are others now
             components = tuple(components_of(pipeline.components.items(), family.denoisers, family.loops))
-        split = "its layers or tokens are divided among ranks, which is not compiled" if sharding.splits else None
+        why = "its layers or tokens are divided among ranks, which is not compiled"
+        split = why if config.parallel.divides_denoisers else None
         compiled = CompiledDenoisers.apply(config.compilation, components, family, device, split)
         step_cache = StepCache.apply(config.caches.steps, components, family)
         compiled.settle()

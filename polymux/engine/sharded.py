@@ -31,7 +31,6 @@ class Sharding:
     undoings: tuple[Callable[[], None], ...] = ()
     divided: bool = False  # a rank has only a part of the weights
     fixed: bool = False  # they cannot be moved off their device
-    splits: bool = False  # ranks share a denoiser's call, and talk to each other in it
 
     def undo(self) -> None:
         for undo in self.undoings:
@@ -54,8 +53,7 @@ def shard(
             log.info("parallel: %s: its tiles on %d ranks", component.name, mesh.size)
     if config.parallel.text_encoder_tp_size > 1:
         _text_encoders([component for component in components if component.role == "encoder"], mesh)
-    splits = config.parallel.divides_weights or mesh.sequence is not None
-    return Sharding(tuple(undoings), config.parallel.divides_weights, config.parallel.use_hsdp, splits)
+    return Sharding(tuple(undoings), config.parallel.divides_weights, config.parallel.use_hsdp)
 
 
 def _denoiser(component: Component, family: Family, mesh: Mesh, sliced: bool) -> list[Callable[[], None]]:

@@ -23,6 +23,7 @@ from polymux.server.errors import in_field_of, responses
 from polymux.server.generation import generate
 from polymux.server.image_request import refusals_counted
 from polymux.server.media_inputs import load
+from polymux.server.profile_answer import profile_header
 from polymux.server.protocol import Adapters, Body, References
 from polymux.server.schemas import schema_of
 from polymux.server.state import ServerState
@@ -54,6 +55,7 @@ class AudioGenerationRequest(Body):
     lora: Adapters = None
     extra_args: dict[str, Any] | None = Field(None, description="further arguments of the model's own pipeline")
     user: str | None = Field(None, max_length=256, description="appears in the server's log line")
+    profile: bool | None = Field(None, description="tell in the header x-profile where the time went")
 
 
 _SCHEMA = {"content": {"application/json": {"schema": schema_of(AudioGenerationRequest)}}, "required": True}
@@ -86,13 +88,22 @@ def routes(state: ServerState) -> APIRouter:
 
 
 _OF_TOKENS = ("max_new_tokens", "temperature", "top_k", "top_p")
-_OF_DIFFUSION = ("num_inference_steps", "negative_prompt", "sigmas", "timesteps", "max_sequence_length", "lora")
+_OF_DIFFUSION = (
+    "num_inference_steps",
+    "negative_prompt",
+    "sigmas",
+    "timesteps",
+    "max_sequence_length",
+    "lora",
+    "profile",
+)
 
 
 def _params(state: ServerState, body: AudioGenerationRequest, can: Capabilities) -> Params:
     """In the words of the model: of diffusion, or of tokens. Raises InvalidRequestError for those of the other kind."""
     for name in _OF_DIFFUSION if can.samples else _OF_TOKENS:
-        if getattr(body, name) is not None:
+        value = getattr(body, name)
+        if value is not None and value is not False:
             what = "a model that writes tokens" if can.samples else "a diffusion model"
             raise InvalidRequestError(f"{name}: {what} does not take it", param=name)
     if can.samples:
@@ -116,6 +127,7 @@ def _params(state: ServerState, body: AudioGenerationRequest, can: Capabilities)
         timesteps=body.timesteps,
         max_sequence_length=body.max_sequence_length,
         lora=state.adapters.chosen(body.lora or ()),
+        profile=bool(body.profile),
         extra_args=body.extra_args or {},
     )
 
@@ -134,6 +146,7 @@ def sound_answer(output: OmniRequestOutput, format: AudioFormat) -> Response:
     }
     if output.seeds[0] is not None:
         headers["x-seed"] = str(output.seeds[0])
+    headers |= profile_header(output.profile)
     return Response(encode_audio(samples, output.sample_rate, format), media_type=MEDIA_TYPES[format], headers=headers)
 
 

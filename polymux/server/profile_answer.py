@@ -36,3 +36,10 @@ class RequestProfile(BaseModel):
     @classmethod
     def of(cls, profile: Profile) -> RequestProfile:
         return cls.model_validate(msgspec.to_builtins(profile))
+
+
+def profile_header(profile: Profile | None) -> dict[str, str]:
+    """Of an answer that is a file: without the steps, of which there may be too many for a header."""
+    if profile is None:
+        return {}
+    return {"x-profile": RequestProfile.of(profile).model_dump_json(exclude={"steps"})}

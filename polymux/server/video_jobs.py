@@ -19,6 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from polymux.errors import GenerationError, PolymuxError, StorageError, StorageFullError, VideoNotFoundError
 from polymux.omni import Streamed
 from polymux.omni_output import OmniRequestOutput
@@ -190,11 +192,13 @@ class VideoJobs:
             await self._on_disk(store.insert, record, self._config.video_max_jobs, self._config.video_max_bytes)
             if not accepted.done():  # whoever asked may be gone
                 accepted.set_result(None)
-            _, written = await self.write(events, file, self._reporter(store, record.id, file))
+            output, written = await self.write(events, file, self._reporter(store, record.id, file))
             await self._check_room(store, file)
             now = time.time()
             done = replace(record, completed_at=now, expires_at=expiry(now, self._config.video_ttl))
             done = replace(done, width=written.width, height=written.height, num_frames=written.frames)
+            if output.profile is not None:
+                done = replace(done, profile=msgspec.json.encode(output.profile).decode())
             await self._on_disk(store.complete, done, file.path)
         except PolymuxError as error:
             await _to_end(file.abandon)  # first: the row may need its room

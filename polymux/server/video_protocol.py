@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJson
 from pydantic_core import PydanticCustomError
 
 from polymux.media.video_track import VideoFormat
+from polymux.server.profile_answer import RequestProfile
 from polymux.server.protocol import Adapters, Body, Reference, References, Size
 from polymux.server.video_store import Order, Status
 from polymux.validation import MAX_INTERPOLATION_EXP
@@ -66,6 +67,7 @@ class VideoFields(Body):
     lora: Adapters = None
     extra_args: dict[str, Any] | None = Field(None, description="further arguments of the model's own pipeline")
     user: str | None = Field(None, max_length=256, description="appears in the server's log line")
+    profile: bool | None = Field(None, description="tell where the time went: with the job, or in the header x-profile")
 
 
 class VideoRequest(VideoFields):
@@ -118,6 +120,7 @@ class Video(BaseModel):
     seed: int = Field(description="gives this video again")
     output_format: VideoFormat
     error: VideoError | None = None
+    profile: RequestProfile | None = Field(None, description="of a completed job, if it was asked for")
     remixed_from_video_id: None = None
 
 

@@ -95,6 +95,7 @@ async def _wish(state: ServerState, body: VideoFields, sent: Media, capabilities
         timesteps=body.timesteps,
         max_sequence_length=body.max_sequence_length,
         lora=state.adapters.chosen(body.lora or ()),
+        profile=bool(body.profile),
         extra_args=body.extra_args or {},
         **between,
     )

@@ -29,7 +29,7 @@ from polymux.media.video_track import VideoFormat
 Status = Literal["queued", "in_progress", "completed", "failed"]
 Order = Literal["asc", "desc"]
 
-VERSION = 1  # of the table
+VERSION = 2  # of the table; 1 had no profiles
 
 # Names of our files, with and without a job. Others are somebody else's, whose folder this may have been before.
 _OURS = re.compile(r"video_[0-9a-f]{32}\.[a-z0-9]+|[0-9a-f]{32}")
@@ -70,6 +70,7 @@ class VideoRecord:
     error_code: str | None = None
     error_message: str | None = None
     error_param: str | None = None
+    profile: str | None = None  # as JSON, if it was asked for
 
     @property
     def filename(self) -> str:
@@ -282,10 +283,12 @@ def _database(path: Path) -> sqlite3.Connection:
         database.execute("PRAGMA synchronous = FULL")
         database.execute("PRAGMA wal_autocheckpoint = 64")  # pages: the log stays small where there is little room
         (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version not in (0, VERSION):
+        if version not in (0, 1, VERSION):
             what = f"{path} has version {version} of the table: this polymux knows {VERSION}"
             raise ConfigError(what, param="video_dir")
         database.execute(f"CREATE TABLE IF NOT EXISTS videos (id TEXT PRIMARY KEY, {', '.join(_COLUMNS[1:])})")
+        if "profile" not in {row[1] for row in database.execute("PRAGMA table_info(videos)")}:
+            database.execute("ALTER TABLE videos ADD COLUMN profile")
         database.execute(f"PRAGMA user_version = {VERSION}")
     except BaseException:
         database.close()

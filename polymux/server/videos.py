@@ -18,6 +18,7 @@ from polymux.server import video_request
 from polymux.server.errors import from_validation, responses
 from polymux.server.file_response import file_response
 from polymux.server.generation import while_connected
+from polymux.server.profile_answer import RequestProfile, profile_header
 from polymux.server.schemas import schema_of
 from polymux.server.session import session_of
 from polymux.server.state import ServerState, check_makes
@@ -134,12 +135,13 @@ async def _sync(state: ServerState, request: Request, wish: VideoWish) -> Respon
     try:
         with _in_words_of(wish):
             events = state.omni.stream(wish.prompt, wish.params, request_id=engine_id, **session_of(request))
-            _, written = await state.videos.write(while_connected(request, events), file, _unheard)
+            output, written = await state.videos.write(while_connected(request, events), file, _unheard)
         headers = {
             "x-seed": str(wish.seed),
             "x-fps": f"{wish.fps:g}",
             "x-num-frames": str(written.frames),
             "x-size": f"{written.width}x{written.height}",
+            **profile_header(output.profile),
         }
         response = await file_response(request, path, MEDIA_TYPES[wish.format], headers)
     finally:
@@ -187,6 +189,7 @@ def _video(record: VideoRecord) -> Video:
         seed=record.seed,
         output_format=record.extension,
         error=error,
+        profile=None if record.profile is None else RequestProfile.model_validate_json(record.profile),
     )
 
 

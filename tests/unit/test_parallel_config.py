@@ -121,6 +121,16 @@ def test_as_one_argument() -> None:
         EngineConfig.from_flat(model="m", parallel_config={"ulysses_degree": 2})
 
 
+def test_what_divides_denoisers() -> None:
+    """Of these alone blocks are not compiled: text encoders in parts leave denoisers whole."""
+    two: dict[str, Any] = {"cfg_parallel_size": 2}
+    for whole in ({}, two, two | {"text_encoder_tp_size": 2}, two | {"vae_patch_parallel_size": 2}):
+        assert not DiffusionParallelConfig(**whole).divides_denoisers
+    divided: tuple[dict[str, Any], ...] = ({"ulysses_degree": 2}, {"ring_degree": 2}, {"tensor_parallel_size": 2})
+    for knobs in (*divided, two | {"use_hsdp": True}):
+        assert DiffusionParallelConfig(**knobs).divides_denoisers
+
+
 def test_every_pair_is_allowed_or_refused_the_same_way_round() -> None:
     for one, other in itertools.combinations(MODES.values(), 2):
         assert together(one, other) == together(other, one)

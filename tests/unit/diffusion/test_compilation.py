@@ -217,9 +217,10 @@ def test_what_decides(knobs: dict[str, Any], device: str, compiled: bool, why: s
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"backend": "tvm"}, "compilation_config: Invalid enum value 'tvm'"),
-        ({"level": 3}, "unknown field `level`; allowed are backend, mode, dynamic, cache_dir"),
-        ({"mode": "reduce-overhead"}, "Invalid enum value 'reduce-overhead'"),
+        ({"backend": "tvm"}, "Invalid enum value 'tvm' - at `$.backend`; allowed: inductor, aot_eager, eager"),
+        ({"level": 3}, "unknown field `level`; allowed: backend, mode, dynamic, cache_dir"),
+        ({"mode": "reduce-overhead"}, "at `$.mode`; allowed: default, max-autotune-no-cudagraphs"),
+        ({"dynamic": "yes"}, "at `$.dynamic`; allowed: true, false and null"),
         ({"backend": "eager", "mode": "default"}, "mode acts only with the backend inductor"),
     ],
 )

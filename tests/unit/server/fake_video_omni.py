@@ -16,6 +16,7 @@ from polymux.errors import NotReadyError, RequestAbortedError
 from polymux.knobs import build
 from polymux.media.wire import to_wire
 from polymux.omni_output import OmniRequestOutput
+from polymux.profile import ComponentTime, Profile, StepTime
 from polymux.prompts import Prompt, request_of
 from polymux.request import ArrayData, Capabilities, OmniDiffusionSamplingParams, OutputChunk, Progress, Request
 from polymux.server.app import build_app
@@ -38,6 +39,9 @@ CAPABILITIES = Capabilities(
     sample_rate=16000,
 )
 STEPS = 4
+PROFILE = Profile(
+    3.0, 0.5, 2.0, 0.25, 0.25, [ComponentTime("t", "denoise", 1, 2.0, 1.0)], [StepTime(0, 1, 2, 2.0, 1.0)]
+)
 
 
 class FakeVideoOmni(FakeOmni):
@@ -117,6 +121,7 @@ class FakeVideoOmni(FakeOmni):
     def _video(self, request: Request) -> OmniRequestOutput:
         output = OmniRequestOutput(request_id=request.request_id, prompt=request.prompt, modality="video", fps=8.0)
         output.seeds = [request.params.seed]
+        output.profile = PROFILE if request.params.profile else None
         if not self.chunked:
             output.videos = [frames_of(request)]
             output.audio = [_sound(len(output.videos[0]))] if self.sound else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import wave
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import msgspec
 import numpy as np
 import pytest
 from fake_omni import CAPABILITIES, FakeOmni, client
+from fake_video_omni import PROFILE
 
 from polymux.errors import GenerationError
 from polymux.media.audio import encode_audio
 from polymux.omni_output import OmniRequestOutput
-from polymux.request import ArrayData, LoRARequest, Request
+from polymux.request import ArrayData, LoRARequest, OmniDiffusionSamplingParams, Request
 
 URL = "/v1/audio/generate"
 BASE: dict[str, Any] = {"prompt": "rain on a tin roof", "seed": 5}
@@ -54,6 +56,9 @@ class SoundingOmni(FakeOmni):
             audio=[samples],
             sample_rate=self.sample_rate,
             seeds=[seed],
+            profile=PROFILE
+            if isinstance(request.params, OmniDiffusionSamplingParams) and request.params.profile
+            else None,
         )
 
 
@@ -82,6 +87,12 @@ def test_a_wav_file_and_what_is_in_it() -> None:
         frames = np.frombuffer(file.readframes(2000), "<i2").reshape(-1, 2)
     assert frames[:3, 0].tolist() == [32767] * 3 and frames[-1, 1] == 16384
     assert len(response.content) == int(response.headers["content-length"])
+
+
+def test_where_the_time_went() -> None:
+    told = json.loads(post(profile=True).headers["x-profile"])
+    assert (told["total"], told["components"][0]["phase"], "steps" in told) == (3.0, "denoise", False)
+    assert "x-profile" not in post(profile=False).headers
 
 
 @pytest.mark.parametrize(

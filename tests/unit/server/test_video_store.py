@@ -64,6 +64,23 @@ def test_a_job_as_it_was_kept(store: VideoStore) -> None:
     assert store.stored_bytes() == 5
 
 
+def test_a_folder_of_an_earlier_version(tmp_path: Path) -> None:
+    store = VideoStore.open(tmp_path, TTL)
+    made = add(store)
+    complete(store, made)
+    store._database.execute("ALTER TABLE videos DROP COLUMN profile")
+    store._database.execute("PRAGMA user_version = 1")
+    store.close()
+    for number in (2, 3):
+        store = VideoStore.open(tmp_path, TTL)
+        kept = store.get(made.id)
+        assert kept is not None and (kept.status, kept.profile) == ("completed", None)
+        later = add(store, number)
+        complete(store, replace(later, profile="{}"))
+        assert [found.profile for found in store.page(1, None, "desc")] == ["{}"]
+        store.close()
+
+
 def test_deletion(store: VideoStore) -> None:
     made = add(store)
     complete(store, made)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 import random
 import sqlite3
 import time
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from fake_omni import FakeOmni, client
-from fake_video_omni import FakeVideoOmni
+from fake_video_omni import PROFILE, FakeVideoOmni
 from video_scenarios import VIDEOS, create, decoded, ended, files, get, reaches, run
 
 from polymux.errors import OutOfMemoryError, StorageFullError
@@ -50,6 +52,21 @@ def test_the_life_of_a_job(tmp_path: Path) -> None:
         assert (len(frames), frames[0].shape, rate, samples) == (5, (32, 32, 3), 4.0, 0)
         assert [round(float(frame.mean()) / 10) for frame in frames] == list(range(5))
         assert omni.aborted == []
+
+    run(scenario, tmp_path)
+
+
+def test_where_the_time_went(tmp_path: Path) -> None:
+    async def scenario(http: httpx.AsyncClient, omni: FakeVideoOmni) -> None:
+        told = msgspec.to_builtins(PROFILE)
+        first = await create(http, profile=True)
+        assert first["profile"] is None and (await ended(http, first))["profile"] == told
+        assert (await ended(http, await create(http)))["profile"] is None
+        response = await http.post(f"{VIDEOS}/sync", json={"prompt": "a", "profile": True})
+        del told["steps"]
+        assert json.loads(response.headers["x-profile"]) == told
+        response = await http.post(f"{VIDEOS}/sync", json={"prompt": "a"})
+        assert response.status_code == 200 and "x-profile" not in response.headers
 
     run(scenario, tmp_path)
 
