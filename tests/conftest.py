@@ -9,6 +9,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
+import gc
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,12 @@ from filelock import FileLock
 def pytest_configure() -> None:
     """Ctrl-C is tested, and a run in a shell's background starts with SIGINT ignored, its children too."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What the tests have imported stays: the search for garbage that runs beside them need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -14,13 +14,20 @@ import numpy as np
 import torch
 from PIL import Image
 
-from polymux.diffusion.pipeline_call import OUTPUTS
 from polymux.errors import GenerationError, NonFiniteOutputError
 from polymux.interpolation.frames import Smoothing
 from polymux.media.wire import to_wire
 from polymux.request import Media, Modality
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+# What pipelines call their results, by what a model makes.
+OUTPUTS: dict[Modality, tuple[str, ...]] = {
+    "image": ("images", "image"),
+    "video": ("frames", "videos", "video"),
+    "audio": ("audios", "audio"),
+    "text": ("text",),
+}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from diffusers.loaders.lora_base import LoraBaseMixin
 
 from polymux.diffusion.features import features_in
 from polymux.diffusion.media_arguments import RATES, SOUNDS, media_arguments
+from polymux.diffusion.outputs import OUTPUTS
 from polymux.diffusion.preview import no_previews
 from polymux.diffusion.rates import UNKNOWN_SOUND, SoundShape, fps_of
 from polymux.errors import InvalidRequestError
@@ -83,14 +84,6 @@ OWN_BEGINNINGS = (
     "negative_pooled",
 )
 REPLAY_STEPS = 2  # some pipelines give a single step another meaning
-
-OUTPUTS: dict[Modality, tuple[str, ...]] = {
-    "image": ("images", "image"),
-    "video": ("frames", "videos", "video"),
-    "audio": ("audios", "audio"),
-    "text": ("text",),
-}
-
 
 SHAPES = ("height", "width", "num_frames")  # whose defaults are told
 

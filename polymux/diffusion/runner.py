@@ -10,18 +10,16 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
-from polymux.diffusion.attention import AttentionChoice
 from polymux.diffusion.call import Call, CallOwner
 from polymux.diffusion.merging import Merger, NotMergeable
 from polymux.diffusion.random_state import RandomState
 from polymux.diffusion.run_log import RunLog
-from polymux.diffusion.step_cache import StepCache
 from polymux.diffusion.timing import Seconds, Stopwatch
 from polymux.diffusion.tracebacks import drop_frames
 from polymux.errors import GenerationError, OutOfMemoryError
@@ -47,6 +45,28 @@ class InPlace:
         return None
 
 
+class Around(Protocol):
+    """What some components have around their runs: a cache of steps, say. Their calls are not merged."""
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the component of this name has it."""
+        ...
+
+    def active(self, call: Call) -> AbstractContextManager[None]:
+        """Around a run of `call`, of any component."""
+        ...
+
+
+class Nothing:
+    """Around nobody."""
+
+    def __contains__(self, name: str) -> bool:
+        return False
+
+    def active(self, call: Call) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 class Runner:
     """Executes calls and counts them. `unmergeable` names the components that proved so."""
 
@@ -55,11 +75,12 @@ class Runner:
         merger: Merger,
         device: torch.device,
         weights: Weights | None = None,
-        step_cache: StepCache | None = None,
-        attention: AttentionChoice | None = None,
+        step_cache: Around | None = None,
+        attention: Around | None = None,
     ) -> None:
         self.merger, self.device, self.weights = merger, device, weights or InPlace()
-        self.step_cache, self.attention = step_cache or StepCache(), attention or AttentionChoice()
+        self.step_cache: Around = Nothing() if step_cache is None else step_cache
+        self.attention: Around = Nothing() if attention is None else attention
         self.unmergeable: set[str] = set()
         self.settle: Callable[[Call, Exception | None], None] | None = None  # called after each run, with its error
         self.log = RunLog()

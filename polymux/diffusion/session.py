@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from diffusers import SchedulerMixin
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from polymux.diffusion.call import Call, CallOwner, Place, Span, Tap, TorchState, tensors_in
@@ -28,8 +27,6 @@ from polymux.diffusion.timing import Seconds
 from polymux.diffusion.tracebacks import drop_frames
 from polymux.diffusion.tuned import AdapterSet
 from polymux.errors import GenerationError, NonFiniteOutputError
-
-STATEFUL = ("scheduler", "guider")  # words in the names of parts that have state of their own
 
 
 class Coroutine(greenlet, SessionGreenlet):  # type: ignore[misc]
@@ -88,8 +85,8 @@ class Session(CallOwner):
     made: int = 0  # calls so far
     casts: dict[Weights, torch.dtype] = field(default_factory=dict)  # of components' weights, while it is suspended
 
-    def open(self, pipeline: Any, run: Callable[[Any], Any]) -> None:
-        """Make the coroutine. Nothing runs until the first `resume`."""
+    def open(self, pipeline: Any, run: Callable[[Any], Any], own_copy: Callable[[Any], Any] = copy.copy) -> None:
+        """Make the coroutine. Nothing runs until the first `resume`. `own_copy`: makes the session's own pipeline."""
 
         def body() -> None:
             self.pipeline = own = own_copy(pipeline)
@@ -243,17 +240,6 @@ def dispatcher_kept() -> torch.inference_mode:
     what it does: gradients, conjugates, the counting of changes. Leaving inference mode restores all of this.
     """
     return torch.inference_mode(torch.is_inference_mode_enabled())
-
-
-def own_copy(pipeline: Any) -> Any:
-    """A shallow copy whose stateful parts and containers are its own. Weights are shared."""
-    own = copy.copy(pipeline)
-    for name, part in list(vars(pipeline).items()):  # some are not among the registered components
-        if isinstance(part, SchedulerMixin) or any(word in name for word in STATEFUL):
-            setattr(own, name, copy.deepcopy(part))
-        elif type(part) in (dict, list, set):
-            own.__dict__[name] = copy.copy(part)
-    return own
 
 
 def settled(value: Any) -> Any:

@@ -22,6 +22,7 @@ from polymux.diffusion.encoder_cache import EncoderCache
 from polymux.diffusion.frame_stream import FrameTap
 from polymux.diffusion.merging import Merger
 from polymux.diffusion.outputs import RawOutput, media_of, raw_output
+from polymux.diffusion.own_copy import own_copy
 from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe, replay_arguments
 from polymux.diffusion.preview import Replay, Watch
 from polymux.diffusion.rates import SoundShape
@@ -94,6 +95,7 @@ class DiffusionEngine(SessionEngine[Job, Model]):
             self.max_sessions = 1
         merger = Merger(self.family.padding, self.family.shared)
         self.runner = Runner(merger, self.device, self.weights, made.step_cache, made.attention)
+        self.step_cache = made.step_cache
         self.encoded = EncoderCache(config.caches.prompt_bytes if self.family.pipelines else 0, merger.contents)
         self.split = divide_guidance(self.runner, self.family, config, mesh)
         self.scheduler: Scheduler = StepScheduler(
@@ -121,7 +123,7 @@ class DiffusionEngine(SessionEngine[Job, Model]):
     @property
     def stats(self) -> StageStats:
         model = self.model
-        queries, hits = cache_counts(model, self.encoded, self.runner.step_cache)
+        queries, hits = cache_counts(model, self.encoded, self.step_cache)
         return msgspec.structs.replace(
             super().stats,
             offload_bytes=dict(model.weights.moved) if model else {},
@@ -174,7 +176,8 @@ class DiffusionEngine(SessionEngine[Job, Model]):
             self.encoded.clear()
             self.runner.weights = InPlace()
         else:
-            self.runner.weights, self.runner.step_cache = self.weights, self.loaded.step_cache
+            self.step_cache = self.loaded.step_cache
+            self.runner.weights, self.runner.step_cache = self.weights, self.step_cache
             self.runner.attention = self.loaded.attention
 
     def _may_merge(self, call: Call) -> bool:
@@ -197,7 +200,7 @@ class DiffusionEngine(SessionEngine[Job, Model]):
         elif self.family.streamed_decode and not self.shape.modular and job.streams:
             begin = partial(job.open_stream, self.outputs, index)
             session.tap = FrameTap(self.family.frames_multiple, self.outputs.chunk_bytes, begin)
-        session.open(self.pipeline, lambda own: self._generate(own, job, index))
+        session.open(self.pipeline, lambda own: self._generate(own, job, index), own_copy)
         job.opened += 1
         job.started = job.started or time.perf_counter()
         job.sessions[index] = session
@@ -225,7 +228,8 @@ class DiffusionEngine(SessionEngine[Job, Model]):
         arguments = replay_arguments(self._arguments(job, job.randomness[session.index].again()), self.shape)
         tap = Replay(prediction)
         preview = Session(session.request_id, session.index, session.seed, self.settings, session.adapters, tap=tap)
-        preview.open(self.pipeline, lambda own: media_of(raw_output(own(**arguments), self.family.modality, True)))
+        made = self.family.modality
+        preview.open(self.pipeline, lambda own: media_of(raw_output(own(**arguments), made, True)), own_copy)
         job.previews[session.index] = preview
         self._advance(preview)
 
@@ -285,7 +289,7 @@ class DiffusionEngine(SessionEngine[Job, Model]):
 
     def _forget(self, session: Session) -> None:
         super()._forget(session)
-        self.runner.step_cache.forget(session)
+        self.step_cache.forget(session)
         self.scheduler.submit(self.encoded.forget(session))
 
     def _close(self, job: Job, session: Session) -> None:

@@ -25,6 +25,7 @@ from polymux.engine.base import StageEngine
 from polymux.engine.rank_link import Link
 from polymux.engine.rank_messages import Answer, Begin, Tick, ToRank, Up, Warm, to_rank
 from polymux.errors import PolymuxError, info_of
+from polymux.importing import keep_imported, many_imports
 from polymux.messages import Abort, Add, Fatal, Sleep, Stop, WakeUp
 
 log = logging.getLogger(__name__)
@@ -131,8 +132,10 @@ def follow(end: socket.socket, make: MakeFollowing | None = None) -> int:
 
 
 def _following(config: EngineConfig, rank: int, link: Link[ToRank]) -> FollowingEngine:
-    from polymux.engine.ranks import following  # torch
+    with many_imports():
+        from polymux.engine.ranks import following  # torch
 
+    keep_imported()
     return following(config, rank, link)
 
 

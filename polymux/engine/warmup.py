@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from PIL import Image
 
-from polymux.diffusion.pipeline_call import CallShape
 from polymux.engine.base import StageEngine
 from polymux.errors import PolymuxError, from_info
 from polymux.families.base import Family
 from polymux.media.wire import to_wire
 from polymux.parcel import Chunk
 from polymux.request import Capabilities, Failed, Media, OmniDiffusionSamplingParams, OutputChunk, Request, SoundPiece
+
+if TYPE_CHECKING:
+    from polymux.diffusion.pipeline_call import CallShape  # diffusers, which not every engine needs
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ import diffusers
 
 from polymux.errors import CheckpointError
 from polymux.loading.component import Part
+from polymux.loading.diffusers_classes import code_class, component_class
 from polymux.loading.index import ComponentEntry, PipelineIndex
-from polymux.loading.libraries import LIBRARY_ERRORS, code_class, component_class, one_line, reading
+from polymux.loading.libraries import LIBRARY_ERRORS, one_line, reading
 from polymux.loading.options import LoadOptions
 
 

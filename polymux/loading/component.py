@@ -20,7 +20,6 @@ import transformers
 from polymux.errors import CheckpointError
 from polymux.loading.index import read_json
 from polymux.loading.libraries import (
-    DIFFUSERS_DTYPE,
     is_diffusers_model,
     is_transformers_model,
     reading,
@@ -107,6 +106,8 @@ def load_model(
         # shapes are compared by the library alone.
         arguments["ignore_mismatched_sizes"] = True
     if is_diffusers_model(part.cls):
+        from polymux.loading.diffusers_classes import DIFFUSERS_DTYPE  # diffusers
+
         # Without a device map: with one, a missing tensor ends in an error about the meta device that names nothing.
         arguments[DIFFUSERS_DTYPE] = dtype
     else:

@@ -23,6 +23,7 @@ from polymux.config import EngineConfig
 from polymux.errors import CheckpointError, ConfigError
 from polymux.families.chat import ChatFamily
 from polymux.families.generate import GenerateFamily, Parts
+from polymux.importing import many_imports
 from polymux.knobs import check_unchanged
 from polymux.loading.component import Part, load_model, load_plain
 from polymux.loading.dtypes import auto_dtype
@@ -126,7 +127,8 @@ def check_settings(config: EngineConfig, family: GenerateFamily) -> None:
 
 
 def _class(name: str) -> type:
-    found = own_class(name) or getattr(transformers, name, None)
+    with many_imports():
+        found = own_class(name) or getattr(transformers, name, None)
     if not isinstance(found, type):
         version = transformers.__version__
         raise CheckpointError(f"the class {name} does not exist in the installed transformers {version}")

@@ -1,24 +1,19 @@
-"""What polymux asks of diffusers and transformers while loading: classes by name, quiet, and one kind of error.
+"""What polymux asks of diffusers and transformers while loading: quiet, kinds of classes, and one kind of error.
 
-Nothing here knows checkpoints' layouts. The differences between the supported versions of the libraries live here.
+Nothing here knows checkpoints' layouts. A model of transformers needs no diffusers, which is imported only when it is
+asked about; what is asked of it alone stands in `diffusers_classes`.
 """
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
 import transformers
-from diffusers.pipelines.pipeline_loading_utils import simple_get_class_obj
-from diffusers.utils import get_class_from_dynamic_module
-from diffusers.utils import logging as diffusers_logging
-from packaging.version import Version
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
@@ -38,9 +33,6 @@ LIBRARY_ERRORS = (
     SafetensorError,
     pickle.UnpicklingError,
 )
-
-# diffusers 0.42 renamed the argument; transformers did so before the oldest version that is supported.
-DIFFUSERS_DTYPE = "dtype" if Version(diffusers.__version__) >= Version("0.42") else "torch_dtype"
 
 
 def one_line(error: BaseException) -> str:
@@ -62,9 +54,10 @@ def reading(what: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """No warnings and no bars from the libraries: polymux reports what matters of it itself, in one line each."""
-    libraries = (diffusers_logging, transformers_logging)
+def quiet(*more: Any) -> Iterator[None]:
+    """No warnings and no bars from transformers: polymux reports what matters of it itself, in one line each. `more`:
+    other libraries' modules for logging, made alike."""
+    libraries = (transformers_logging, *more)
     before = [(library.get_verbosity(), library.is_progress_bar_enabled()) for library in libraries]
     for library in libraries:
         library.set_verbosity_error()
@@ -78,38 +71,12 @@ def quiet() -> Iterator[None]:
                 library.enable_progress_bar()
 
 
-def pipeline_class(name: str) -> type[Any] | None:
-    """A pipeline class of diffusers, classic or modular; None if the installed version has none of that name."""
-    with reading(f"diffusers.{name}"):
-        found = getattr(diffusers, name, None)
-    bases = (diffusers.DiffusionPipeline, diffusers.ModularPipeline)
-    return found if isinstance(found, type) and issubclass(found, bases) else None
-
-
-def component_class(library: str, name: str) -> type[Any] | None:
-    """The class of a component. Only the two libraries are asked: importing a module because a checkpoint names it
-    would run whatever that is."""
-    if library not in ("diffusers", "transformers") and not hasattr(diffusers.pipelines, library):
-        return None
-    with reading(f"{library}.{name}"):
-        try:
-            found = simple_get_class_obj(library, name)
-        except AttributeError:
-            return None
-    return found if isinstance(found, type) else None
-
-
-def code_class(folder: Path, module: str, name: str) -> type[Any]:
-    """A class out of a checkpoint's own code: runs it. For users who said that they trust it."""
-    trust = "trust_remote_code" in inspect.signature(get_class_from_dynamic_module).parameters
-    found: type[Any] = get_class_from_dynamic_module(
-        str(folder), module_file=f"{module}.py", class_name=name, **({"trust_remote_code": True} if trust else {})
-    )
-    return found
-
-
 def is_diffusers_model(cls: type[Any]) -> bool:
-    return issubclass(cls, diffusers.ModelMixin)
+    if is_transformers_model(cls):
+        return False
+    from diffusers import ModelMixin  # not for a model of transformers
+
+    return issubclass(cls, ModelMixin)
 
 
 def is_transformers_model(cls: type[Any]) -> bool:

@@ -14,8 +14,9 @@ import diffusers
 
 from polymux.errors import CheckpointError
 from polymux.loading.component import Part
+from polymux.loading.diffusers_classes import component_class
 from polymux.loading.index import PipelineIndex, read_json
-from polymux.loading.libraries import component_class, reading
+from polymux.loading.libraries import reading
 from polymux.loading.options import LoadOptions
 
 # Repository, revision, subfolder -> the folder that holds the repository.

@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 
 import diffusers
 import torch
+from diffusers.utils import logging as diffusers_logging
 
 from polymux.config import ModelConfig
 from polymux.errors import CheckpointError, ConfigError
@@ -22,8 +23,9 @@ from polymux.families import family_of
 from polymux.families.base import Family
 from polymux.loading.classic import ClassicPlan
 from polymux.loading.component import Part, load_plain, place
+from polymux.loading.diffusers_classes import code_class, pipeline_class
 from polymux.loading.index import PipelineIndex, read_index
-from polymux.loading.libraries import code_class, pipeline_class, quiet, reading
+from polymux.loading.libraries import quiet, reading
 from polymux.loading.maker import Maker
 from polymux.loading.modular import ModularPlan
 from polymux.loading.options import LoadFlags, LoadOptions, parse_options
@@ -83,7 +85,7 @@ def load_pipeline(
     start = time.perf_counter()
     options = parse_options(config.diffusers_load_kwargs, components)
     folder = resolve(config)
-    with quiet():
+    with quiet(diffusers_logging):
         plan = _plan(folder, config, options)
         family = family_of(plan.class_name)
         if loader is not None:

@@ -12,6 +12,7 @@ from greenlet import getcurrent, greenlet
 from polymux.diffusion.call import Call
 from polymux.diffusion.component import Component
 from polymux.diffusion.merging import Merger
+from polymux.diffusion.own_copy import own_copy
 from polymux.diffusion.runner import Runner
 from polymux.diffusion.session import ResultSpecs, Session, SessionSettings
 
@@ -57,7 +58,7 @@ class Bench:
 
     def session(self, body: Callable[[Any], Any], seed: int = 0, collect: bool = True) -> Session:
         session = Session("a", 0, seed, SessionSettings(CPU, self.specs, collect, self.components))
-        session.open(self.modules, body)
+        session.open(self.modules, body, own_copy)
         return session
 
     def turn(self, *sessions: Session) -> list[Call]:

@@ -11,7 +11,8 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from session_bench import Bench, Double, ones
 
-from polymux.diffusion.session import Session, own_copy
+from polymux.diffusion.own_copy import own_copy
+from polymux.diffusion.session import Session
 
 
 def settings() -> tuple[Any, ...]:
