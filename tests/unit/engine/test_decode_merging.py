@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def test_prompts_and_answers_of_different_lengths(engine: ChatEngine) -> None:
     assert before.merged == before.calls
     for i in range(4):
         add(engine, str(i), "a cat " * (i + 1), 4 + 3 * i)
+    wait(job.preparing for job in engine.jobs.values())  # so that they are under way together
     together = drive(engine)
     assert {n: text(e) for n, e in together.items()} == {n: text(e) for n, e in alone.items()}
     runs, answered = (now["model"] - then["model"] for now, then in (

@@ -24,6 +24,7 @@ ALL_ACT = (
     "process",
     "replicas",
     "stages",
+    "workers",
     "profiler",
     "log",
 )  # limits of pictures have nothing to limit, and take nothing away
@@ -62,7 +63,9 @@ def test_what_cannot_act_is_refused(group: str, f: dataclasses.Field[Any]) -> No
     whole = object.__new__(type(getattr(config, group)))  # some knobs need others, which is checked when they are made
     for name, value in changed.items():
         object.__setattr__(whole, name, value)
-    with pytest.raises(ConfigError, match=r"acts only on (pipelines of diffusers|models that answer)") as caught:
+    with pytest.raises(
+        ConfigError, match=r"acts only on (pipelines of diffusers|models that answer|language models)"
+    ) as caught:
         check_settings(dataclasses.replace(config, **{group: whole}), FAMILIES[0])
     assert caught.value.param == f.name
 

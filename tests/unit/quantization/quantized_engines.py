@@ -27,10 +27,10 @@ def engine(model: Path | str = "demo", **settings: Any) -> DiffusionEngine:
     return DiffusionEngine.load(EngineConfig.from_flat(model=str(model), **settings))
 
 
-def add(at: DiffusionEngine, name: str = "a", seed: int = 1, lora: Path | None = None) -> None:
+def add(at: DiffusionEngine, name: str = "a", seed: int = 1, lora: Path | None = None, steps: int = 2) -> None:
     adapters = () if lora is None else (LoRARequest(path=str(lora)),)
     params = OmniDiffusionSamplingParams(
-        height=64, width=64, num_inference_steps=2, seed=seed, output_type="np", lora=adapters
+        height=64, width=64, num_inference_steps=steps, seed=seed, output_type="np", lora=adapters
     )
     at.add(Request(request_id=name, prompt="a red circle", params=params))
 

@@ -28,15 +28,18 @@ CHOICES: dict[str, dict[str, Any]] = {
     "nf4": {"quantization": "nf4"},
 }
 
+# Of pixels from 0 to 1, on average. The picture is smaller than any that the model was trained on.
+AFTER_ONE_STEP = {"fp8": 0.03, "int8": 0.01, "int4": 0.1, "nf4": 0.4, "fp4": 0.4}
 
-@pytest.mark.parametrize("method", ["fp8", "int8", "int4", "nf4", "fp4"])
+
+@pytest.mark.parametrize("method", AFTER_ONE_STEP)
 def test_the_picture_is_that_of_the_weights_unpacked(method: str) -> None:
     quantized = engine(quantization=method)
-    got = picture(quantized)
+    got = picture(quantized, steps=1)
     unquantized(quantized)
-    assert apart(got, picture(quantized)) <= ROUNDING
-    plain = picture(engine())
-    assert apart(got, plain) > 1e-4 and np.abs(got - plain).mean() < 0.3, "it does something, and not too much"
+    assert apart(got, picture(quantized, steps=1)) <= ROUNDING
+    apart_by = np.abs(got - picture(engine(), steps=1)).mean()
+    assert 1e-4 < apart_by < AFTER_ONE_STEP[method], "it does something, and not too much"
 
 
 def test_memory_is_smaller_and_what_runs_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -131,13 +134,13 @@ def test_engines_in_one_process_do_not_share_a_choice() -> None:
 
 def test_requests_in_flight_are_merged_as_ever() -> None:
     at = engine(**DYNAMIC)
-    alone = [picture(at, seed=seed) for seed in (1, 2, 3)]
+    alone = [picture(at, seed=seed, steps=1) for seed in (1, 2, 3)]
     for seed in (1, 2, 3):
-        add(at, str(seed), seed)
+        add(at, str(seed), seed, steps=1)
     together = run(at)
     assert max(size for runs in at.stats.runs if runs.component == "transformer" for size in runs.batches) == 3
     for seed, expected in zip("123", alone, strict=True):
-        assert apart(together[seed], expected) <= 5e-2, "an input that rounds the other way"
+        assert apart(together[seed], expected) <= 5e-3, "an input may round the other way"
 
 
 def test_ignored_layers_stay_as_they_are() -> None:
