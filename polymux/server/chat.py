@@ -86,7 +86,10 @@ async def _job(state: ServerState, request: Request) -> tuple[ImageJob, StreamOp
     state.note(request, body.model, body.user)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options: only with stream = true", param="stream_options")
-    capabilities = await state.model_of("image")
+    capabilities = await state.model()
+    if capabilities.modality != "image":
+        what = f"the model neither answers nor makes pictures; it makes {capabilities.modality}"
+        raise InvalidRequestError(what, param="model")
     check_modalities(body.modalities, capabilities.modality)
     encoding = Encoding.of(body, capabilities)
     words = Words(body, client_words(capabilities, FIELD) | {"prompt": FIELD})

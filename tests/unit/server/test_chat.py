@@ -282,7 +282,10 @@ def test_what_cannot_be_honoured_is_a_400_before_any_stream(fields: dict[str, An
 
 def test_another_model_and_a_model_of_another_kind() -> None:
     assert error_of(ask(user("a"), model="other"), 404)["code"] == "model_not_found"
-    assert "video" in error_of(ask(user("a"), omni=able(modality="video")))["message"]
+    for modality in ("video", "audio", "text"):  # text: of what it hears
+        error = error_of(ask(user("a"), omni=able(modality=modality)))
+        assert error["param"] == "model"
+        assert error["message"] == f"the model neither answers nor makes pictures; it makes {modality}"
     omni = FakeOmni()
     omni.status = "loading"
     assert error_of(ask(user("a"), omni=omni), 503)["code"] == "not_ready"
