@@ -137,6 +137,8 @@ def main() -> None:
         "--real-size", choices=sorted(MODELS), help="in place of a model: its size, with random weights"
     )
     args = parser.parse_args()
+    if args.scored < 0 or (args.scored and (args.model != "demo" or args.dummy or args.real_size)):
+        parser.error("--scored: how many prompts of the demo model, with its own weights; no other knows them")
     with tempfile.TemporaryDirectory() as folder:
         if args.real_size is not None:
             args.model, args.dummy = str(make_model(args.real_size, Path(folder))), True
