@@ -70,8 +70,14 @@ class StepGraphs:
         if not self._captures:
             return
         start = time.perf_counter()
-        for size in reversed(self.sizes):
-            self._size(size)
+        try:
+            for size in reversed(self.sizes):
+                self._size(size)
+        except RuntimeError as error:  # what a device or its libraries say to a capture
+            log.warning("steps are not captured, and run kernel by kernel: %s", str(error).partition("\n")[0])
+            self._captures, self._mode = False, "off"
+            self._sizes.clear()
+            return
         log.info("captured steps of %s sequences in %.1f s", self.sizes, time.perf_counter() - start)
 
     def run(self, positions: list[int], rows: list[int], slots: list[int]) -> torch.Tensor:

@@ -67,7 +67,7 @@ def graphs_of(settings: DecodingConfig, device: torch.device) -> Graphs:
                 raise ConfigError(f"decode_graphs={chosen!r}: {device} is no GPU", param="decode_graphs")
             return "compiled" if chosen == "compiled" else "plain"
         case "auto" if on_gpu:
-            return "compiled"
+            return "plain"
     return "off"
 
 

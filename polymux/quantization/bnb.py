@@ -37,12 +37,13 @@ class BnB4:
         from bitsandbytes.functional import QuantState, dequantize_4bit
 
         absmax, table = (layer.get_parameter(name).view(torch.float32) for name in ("scale", "table"))
-        shape = torch.Size((layer.out_features, layer.in_features))
+        # Rows laid end to end, as they are packed: on a CPU the package takes rows that end within a block for others.
+        flat = torch.Size((layer.out_features * layer.in_features,))
         state: Any = QuantState(
-            absmax=absmax, shape=shape, code=table, blocksize=self.block, quant_type=self.kind, dtype=dtype
+            absmax=absmax, shape=flat, code=table, blocksize=self.block, quant_type=self.kind, dtype=dtype
         )
         weight: torch.Tensor = dequantize_4bit(layer.get_parameter("codes"), state)
-        return weight
+        return weight.view(layer.out_features, layer.in_features)
 
     def run(self, layer: PackedLinear, x: torch.Tensor) -> torch.Tensor:
         return run_unpacked(layer, x)

@@ -28,7 +28,8 @@ def bitsandbytes(name: str, weight: torch.Tensor) -> Packed:
 
     codes, state = quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
     saved = {name: codes, **{f"{name}.{key}": value for key, value in state.as_dict(packed=True).items()}}
-    return saved, dequantize_4bit(codes, state)
+    laid_out = quantize_4bit(weight.reshape(-1), quant_type="nf4", compress_statistics=True)  # see `bnb.BnB4.unpack`
+    return saved, dequantize_4bit(*laid_out).view(weight.shape)
 
 
 def modelopt(name: str, weight: torch.Tensor) -> Packed:
