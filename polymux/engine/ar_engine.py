@@ -310,9 +310,13 @@ class ArEngine:
         job = self._job(sequence)
         sequence.take(token)
         state.scheduler.know(sequence)
-        job.writer.write(token)
-        if sequence.ended:
-            job.writer.end()
+        try:
+            job.writer.write(token)
+            if sequence.ended:
+                job.writer.end()
+        except Exception as error:  # whatever a tokenizer says to a token, it is said to this request alone
+            self._fail(job, as_polymux_error(error, drop_frames(error), computing=True))
+            return
         if sequence.ended or job.writer.stopped:
             state.scheduler.remove(sequence)
             self._events += job.pieces()

@@ -193,6 +193,21 @@ def test_a_failure_ends_those_in_the_step(load: Load) -> None:
     assert answer(engine, do_sample=False).text == wanted and engine.stats.kv_blocks_used == 0
 
 
+def test_a_token_that_cannot_be_read_ends_its_request_alone(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load()
+    wanted = answer(engine, do_sample=False).text
+    for name in ("a", "b"):
+        engine.add(request(name, do_sample=False))
+
+    def fails(token: int) -> None:
+        raise ValueError("no such token")
+
+    monkeypatch.setattr(engine._jobs["a"].writer, "write", fails)
+    got = ends(drive(engine))
+    assert (got["a"].error.kind, got["b"].text) == ("GenerationError", wanted)
+    assert engine.stats.kv_blocks_used == 0
+
+
 def test_sleeping_changes_nothing(load: Load) -> None:
     engine = load()
     wanted = answer(engine, temperature=1.2).text
