@@ -96,6 +96,6 @@ def test_family(name: str, tiny_checkpoint: Callable[..., Path], monkeypatch: py
         if strategy == "layerwise":
             looped = {component.name for component in run.engine.components if component.looped}  # not streamed
             calls = sum(count for name, count in run.stats.calls.items() if name not in looped)
-            assert sum(stream.fetched for stream in run.streams) > calls / 2
+            assert sum(stream.fetched for stream in run.streams) > calls / 3
         assert sum(run.stats.offload_bytes.values()) > 0 and not any(run.stats.offload_late.values())
         run.engine.close()

@@ -44,14 +44,14 @@ def declare(monkeypatch: pytest.MonkeyPatch, family: Family) -> None:
 
 def test_it_is_right(monkeypatch: pytest.MonkeyPatch, family: Family, tiny_checkpoint: Callable[..., Path]) -> None:
     declare(monkeypatch, family)
-    check_parity(NAME, tiny_checkpoint)
+    check_parity(NAME, tiny_checkpoint, monkeypatch)
 
 
 def test_claiming_too_little_is_right_too(
     monkeypatch: pytest.MonkeyPatch, family: Family, tiny_checkpoint: Callable[..., Path]
 ) -> None:
     declare(monkeypatch, dataclasses.replace(family, padding=()))
-    check_parity(NAME, tiny_checkpoint)
+    check_parity(NAME, tiny_checkpoint, monkeypatch)
 
 
 def test_claiming_too_much_fails(
@@ -59,4 +59,4 @@ def test_claiming_too_much_fails(
 ) -> None:
     declare(monkeypatch, dataclasses.replace(family, padding=(Padding(argument="encoder_hidden_states"),)))
     with pytest.raises(AssertionError, match=r"0\.12\d+ <= 0\.0001"):
-        check_parity(NAME, tiny_checkpoint)
+        check_parity(NAME, tiny_checkpoint, monkeypatch)

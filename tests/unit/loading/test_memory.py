@@ -45,9 +45,9 @@ def test_fp32_weights_stay_mapped_at_fp32(tiny_checkpoint: Checkpoint, tmp_path:
     grown = private_bytes() - before
     assert total == total
     if dtype == torch.float32:
-        assert grown < size / 4
+        assert grown < size / 8
     else:
-        assert grown > size / 4  # the other dtype needs memory of its own: the measure can tell
+        assert grown > size / 8  # the other dtype needs memory of its own: the measure can tell
 
 
 def _enlarge(folder: Path, file: str) -> None:
