@@ -35,15 +35,6 @@ def _conversed(parts: Parts, question: Question) -> Any:
 
 
 class Emu3Adapter(PictureAdapter):
-    def tokenizer(self, parts: Parts) -> Any:
-        return parts.processor.tokenizer
-
-    def context(self, parts: Parts) -> int | None:
-        return int(parts.model.config.text_config.max_position_embeddings)
-
-    def longest(self, parts: Parts, limit_s: float) -> int | None:
-        return self.context(parts)
-
     # Pictures.
 
     def canvas(self, parts: Parts) -> Canvas:

@@ -34,19 +34,10 @@ _LEAST_GUIDANCE = 1.01  # at 1 the model's own loop fails: it draws with guidanc
 
 
 class JanusAdapter(PictureAdapter):
-    def tokenizer(self, parts: Parts) -> Any:
-        return parts.processor.tokenizer
-
     def check(self, parts: Parts) -> str | None:
         if parts.model.generation_config.pad_token_id is None:
             return "its generation_config.json has no pad_token_id, which guidance needs"
         return super().check(parts)
-
-    def context(self, parts: Parts) -> int | None:
-        return int(parts.model.config.text_config.max_position_embeddings)
-
-    def longest(self, parts: Parts, limit_s: float) -> int | None:
-        return self.context(parts)
 
     # Pictures.
 

@@ -64,6 +64,15 @@ class PictureCall:
 class PictureAdapter(ChatAdapter):
     """Between a request and a model of one family. Without state; `parts` are a session's own in `draw`."""
 
+    def tokenizer(self, parts: Parts) -> Any:
+        return parts.processor.tokenizer
+
+    def context(self, parts: Parts) -> int | None:
+        return int(parts.model.config.text_config.max_position_embeddings)
+
+    def longest(self, parts: Parts, limit_s: float) -> int | None:
+        return self.context(parts)
+
     def canvas(self, parts: Parts) -> Canvas:
         raise NotImplementedError
 

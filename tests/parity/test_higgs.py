@@ -24,14 +24,14 @@ from polymux.engine.generate_model import GenerateModel
 from polymux.errors import CheckpointError, InvalidRequestError
 from polymux.families.generate import Parts
 from polymux.families.higgs import HIGGS
-from polymux.omni_output import samples_of
 from polymux.prompts import request_of
-from polymux.request import Event, Failed, Finished, SamplingParams, SoundPiece
+from polymux.request import Finished, SamplingParams
 from polymux.testing.tiny.makers.codecs import dac_config
+
+from .sounding import Sound, drive
 
 RATE, SEED = 24000, 5
 LINE, SAID, SCENE = "hello there my friend", "what I said", "a large hall"
-Sound = np.ndarray[Any, Any]
 CASES: dict[str, dict[str, Any]] = {
     "drawn": {"do_sample": True, "temperature": 0.8, "top_k": 12, "max_new_tokens": 12},
     "likeliest": {"do_sample": False, "instructions": SCENE, "max_new_tokens": 9},
@@ -84,19 +84,6 @@ def reference(parts: Parts, name: str) -> tuple[Sound, int]:
     codes = model.generate(**inputs, **{"do_sample": "temperature" in how} | how)
     sound: Sound = parts.processor.batch_decode(codes)[0].reshape(1, -1).numpy()
     return sound, int(inputs["attention_mask"].sum())
-
-
-def drive(engine: GenerateEngine) -> tuple[dict[str, Sound], dict[str, Event]]:
-    pieces: dict[str, list[Sound]] = {}
-    ends: dict[str, Event] = {}
-    while engine.busy:
-        for event in engine.step():
-            if isinstance(event, SoundPiece):
-                pieces.setdefault(event.request_id, []).append(samples_of(event))
-                engine.taken(event.request_id)
-            elif isinstance(event, (Finished, Failed)):
-                ends[event.request_id] = event
-    return {name: np.concatenate(parts, axis=1) for name, parts in pieces.items()}, ends
 
 
 @pytest.fixture

@@ -18,12 +18,12 @@ import pytest
 from polymux.config import EngineConfig
 from polymux.engine.generate_engine import GenerateEngine
 from polymux.errors import InvalidRequestError
-from polymux.omni_output import samples_of
 from polymux.prompts import request_of
-from polymux.request import Event, Failed, Finished, SamplingParams, SoundPiece
+from polymux.request import Failed, Finished, SamplingParams
 from tests.parity.qwen3_tts_reference import CASES, INSTRUCTIONS, LINE, MOST, SAID, recording, speak
 
-Sound = np.ndarray[Any, Any]
+from .sounding import Sound, pieces_of
+
 RECORDED = Path(__file__).with_name("qwen3_tts_reference.npz")
 CHECKPOINTS = ("qwen3-tts", "qwen3-tts-design", "qwen3-tts-base")
 GREEDY = {"do_sample": False, "max_new_tokens": MOST}
@@ -64,22 +64,9 @@ def params_of(name: str, vector: Sound) -> dict[str, Any]:
     return params
 
 
-def drive(engine: GenerateEngine) -> tuple[dict[str, list[Sound]], dict[str, Event]]:
-    pieces: dict[str, list[Sound]] = {}
-    ends: dict[str, Event] = {}
-    while engine.busy:
-        for event in engine.step():
-            if isinstance(event, SoundPiece):
-                pieces.setdefault(event.request_id, []).append(samples_of(event))
-                engine.taken(event.request_id)
-            elif isinstance(event, (Finished, Failed)):
-                ends[event.request_id] = event
-    return pieces, ends
-
-
 def said(engine: GenerateEngine, text: str = LINE, **params: Any) -> Sound:
     engine.add(request_of(text, SamplingParams(**params), "one"))
-    pieces, ends = drive(engine)
+    pieces, ends = pieces_of(engine)
     assert isinstance(ends["one"], Finished), ends
     return np.concatenate(pieces["one"], axis=1)
 
@@ -89,7 +76,7 @@ def test_it_is_what_the_package_says(engine: GenerateEngine, wanted: dict[str, S
     for name in names:
         engine.add(request_of(LINE, SamplingParams(**GREEDY, **params_of(name, vector)), name))
     before = dict(engine.stats.calls), dict(engine.stats.merged)
-    pieces, ends = drive(engine)
+    pieces, ends = pieces_of(engine)
     for name in names:
         assert isinstance(ends[name], Finished), ends[name]
         heard, reference = np.concatenate(pieces[name], axis=1), wanted[f"{name}/wav"]
@@ -139,7 +126,7 @@ def test_drawn_codes_are_the_requests_own(engine: GenerateEngine, wanted: dict[s
     others = {"seed": {"seed": 4}, "cold": {"temperature": 0.2}, "few": {"top_k": 2}, "likely": {"top_p": 0.2}}
     for name, changes in {"again": {}, **others}.items():
         engine.add(request_of(LINE, SamplingParams(**base | changes), name))
-    pieces, ends = drive(engine)
+    pieces, ends = pieces_of(engine)
     sounds = {name: np.concatenate(parts, axis=1) for name, parts in pieces.items()}
     assert all(isinstance(end, Finished) for end in ends.values()), ends
     assert sounds["again"].shape == first.shape and np.abs(sounds["again"] - first).max() <= CLOSE
@@ -155,7 +142,7 @@ def test_two_sentences_are_spoken_in_one_go(engine: GenerateEngine, wanted: dict
     engine.add(request_of("one two three four five six. " * 40, SamplingParams(**params), "b"))
     assert len(engine.jobs["b"].calls) == 2
     engine.abort("b")
-    _, ends = drive(engine)
+    _, ends = pieces_of(engine)
     assert isinstance(ends["a"], Finished) and isinstance(ends["b"], Failed)
     quick = said(engine, **params | {"speed": 2.0})
     assert abs(quick.shape[1] - said(engine, **params).shape[1] / 2) <= 2 * 24
@@ -227,7 +214,7 @@ def test_frames_of_fixed_places_are_the_same(
                 said_so_far = engine.step()
                 engine.events += said_so_far
         engine.add(request_of(LINE, SamplingParams(**GREEDY, **params_of(name, vector)), name))
-    pieces, ends = drive(engine)
+    pieces, ends = pieces_of(engine)
     assert all(isinstance(end, Finished) for end in ends.values()), ends
     for name in names:
         heard, reference = np.concatenate(pieces[name], axis=1)[0], wanted[f"{name}/wav"]

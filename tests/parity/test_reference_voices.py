@@ -16,13 +16,13 @@ import transformers as T
 from polymux.config import EngineConfig
 from polymux.engine.generate_engine import GenerateEngine
 from polymux.errors import InvalidRequestError
-from polymux.omni_output import samples_of
 from polymux.prompts import request_of
-from polymux.request import Event, Failed, Finished, SamplingParams, SoundPiece
+from polymux.request import Finished, SamplingParams
+
+from .sounding import Sound, drive
 
 SEED = 5
 LINE, SAID = "hello there my friend", "what I said"
-Sound = np.ndarray[Any, Any]
 
 
 def recording(rate: int, samples: int = 900) -> Sound:
@@ -91,19 +91,6 @@ def pocket_tts(path: Path) -> tuple[Sound, int, dict[str, Any]]:
     made = model.generate(**inputs, max_new_tokens=6)
     sound = processor.decode(made.audio_latents, made.audio_latents_mask)[0]
     return sound.reshape(1, -1).numpy(), 24000, {"max_new_tokens": 6}
-
-
-def drive(engine: GenerateEngine) -> tuple[dict[str, Sound], dict[str, Event]]:
-    pieces: dict[str, list[Sound]] = {}
-    ends: dict[str, Event] = {}
-    while engine.busy:
-        for event in engine.step():
-            if isinstance(event, SoundPiece):
-                pieces.setdefault(event.request_id, []).append(samples_of(event))
-                engine.taken(event.request_id)
-            elif isinstance(event, (Finished, Failed)):
-                ends[event.request_id] = event
-    return {name: np.concatenate(parts, axis=1) for name, parts in pieces.items()}, ends
 
 
 @pytest.mark.parametrize("case", [csm, dia], ids=lambda case: case.__name__)

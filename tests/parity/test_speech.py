@@ -19,10 +19,10 @@ import transformers as T
 from polymux.config import EngineConfig
 from polymux.engine.generate_engine import GenerateEngine
 from polymux.families import all_generate_families
-from polymux.omni_output import samples_of
-from polymux.request import Event, Failed, Finished, Request, SamplingParams, SoundPiece
+from polymux.request import Failed, Finished, Request, SamplingParams
 
-Sound = np.ndarray[Any, Any]
+from .sounding import drive
+
 Speak = Callable[[Path, str, dict[str, Any]], torch.Tensor]
 
 SEED = 5
@@ -139,20 +139,6 @@ CASES = (
     Case("musicgen", musicgen, {"top_p": 0.9, "max_new_tokens": 16}),
     Case("musicgen-melody", musicgen_melody, {"top_p": 0.9, "max_new_tokens": 16}),
 )  # fmt: skip
-
-
-def drive(engine: GenerateEngine) -> tuple[dict[str, Sound], dict[str, Event]]:
-    """Step until nothing is left: the sound of each request, and how it ended."""
-    pieces: dict[str, list[Sound]] = {}
-    ends: dict[str, Event] = {}
-    while engine.busy:
-        for event in engine.step():
-            if isinstance(event, SoundPiece):
-                pieces.setdefault(event.request_id, []).append(samples_of(event))
-                engine.taken(event.request_id)
-            elif isinstance(event, (Finished, Failed)):
-                ends[event.request_id] = event
-    return {name: np.concatenate(parts, axis=1) for name, parts in pieces.items()}, ends
 
 
 def test_every_family_is_here() -> None:
