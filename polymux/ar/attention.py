@@ -20,9 +20,13 @@ IMPLEMENTATION = "polymux_paged"
 PADDING = 2  # times the tokens that sequences have: so many are read for them, side by side
 
 
-def register() -> None:
-    """So that models can be told to use it."""
+def register(model: torch.nn.Module) -> None:
+    """So that this model can be told to use it."""
     AttentionInterface.register(IMPLEMENTATION, attention)
+    for module in model.modules():
+        if (number := getattr(module, "layer_idx", None)) is not None:
+            # As a tensor: code that is compiled for one layer asks whether numbers are the same in the next one.
+            module.__dict__["paged_layer"] = torch.tensor(number)
 
 
 def attention(
@@ -30,30 +34,31 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls, with (1, heads, tokens, channels). Among the rest: `paged`, the number of the cache."""
     queries, keys, values = (one[0].transpose(0, 1) for one in (query, key, value))
-    return attend(queries, keys, values, kwargs["paged"], module.layer_idx, kwargs["scaling"])[None], None
+    return attend(queries, keys, values, kwargs["paged"], module.paged_layer, kwargs["scaling"])[None], None
 
 
 @torch.library.custom_op("polymux::attend", mutates_args=())
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, handle: int, layer: int, scaling: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, handle: int, layer: torch.Tensor, scaling: float
 ) -> torch.Tensor:
-    """(tokens, heads, channels) of each. What it writes into the cache, only it reads."""
+    """(tokens, heads, channels) of each; `layer` () on the host. What it writes into the cache, only it reads."""
     cache, looks = opened(handle), Looks(query, key, value, scaling)
+    kept = cache.layer(int(layer))
     match cache.batch:
         case Steps() as steps if query.is_cuda:
             from polymux.ar.attention_triton import decode  # there is no Triton without a GPU
 
-            return decode(looks, cache.layer(layer), steps)
+            return decode(looks, kept, steps)
         case Steps() as steps:
-            return look_steps(looks, cache.layer(layer), steps)
+            return look_steps(looks, kept, steps)
         case Stretches() as stretches:
-            return look_stretches(looks, cache.layer(layer), stretches)
+            return look_stretches(looks, kept, stretches)
     raise RuntimeError("the network runs, and no batch is set")
 
 
 @attend.register_fake
 def _(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, handle: int, layer: int, scaling: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, handle: int, layer: torch.Tensor, scaling: float
 ) -> torch.Tensor:
     return torch.empty_like(query, memory_format=torch.contiguous_format)
 

@@ -5,13 +5,14 @@ The modules are the model's own; only their attention is another. Knows what a m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from polymux.ar.attention import IMPLEMENTATION, register
+from polymux.ar.layers import CompiledLayers
 from polymux.ar.paged_cache import Shape
 
 _EVERYTHING = "full_attention"
@@ -68,7 +69,7 @@ class Network:
     """`model` belongs to it from now on: its attention finds keys and values in the cache alone."""
 
     def __init__(self, model: Any) -> None:
-        register()
+        register(model)
         self._model = model
         model.set_attn_implementation(IMPLEMENTATION)
         config = model.config
@@ -89,16 +90,6 @@ class Network:
         return logits
 
     @cached_property
-    def compiled(self) -> Callable[[torch.Tensor, torch.Tensor, Any, int], torch.Tensor]:
-        """The same as few kernels. The tuning reads weights at the memory's full speed for a single token."""
-        function: Callable[[torch.Tensor, torch.Tensor, Any, int], torch.Tensor] = torch.compile(
-            self.__call__, options={"coordinate_descent_tuning": True}
-        )
-
-        def run(ids: torch.Tensor, positions: torch.Tensor, keep: Any, cache: int) -> torch.Tensor:
-            if ids.shape[0] > 1:  # one token is traced by itself, all other numbers of them at once
-                for tensor in (ids, positions):
-                    torch._dynamo.maybe_mark_dynamic(tensor, 0)
-            return function(ids, positions, keep, cache)
-
-        return run
+    def layers(self) -> CompiledLayers:
+        """Its layers, which can run as few kernels."""
+        return CompiledLayers(self._model)

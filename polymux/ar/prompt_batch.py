@@ -58,7 +58,7 @@ def lay_out(pieces: Many[Piece], block_size: int, upload: Upload) -> PromptBatch
     looks = Stretches(
         upload(np.concatenate(slots)),
         tuple(stretches),
-        tuple(_side_by_side(spans, upload) for spans in wholes.values()),
+        tuple(side_by_side(spans, upload) for spans in wholes.values()),
     )
     return PromptBatch(
         tokens=upload(np.concatenate(tokens)),
@@ -69,7 +69,7 @@ def lay_out(pieces: Many[Piece], block_size: int, upload: Upload) -> PromptBatch
     )
 
 
-def _side_by_side(spans: list[Span], upload: Upload) -> Wholes:
+def side_by_side(spans: list[Span], upload: Upload) -> Wholes:
     longest = max(end - begin for begin, end in spans)
     index = np.stack([np.minimum(np.arange(begin, begin + longest), end - 1) for begin, end in spans])
     tokens = np.concatenate([np.arange(begin, end) for begin, end in spans])

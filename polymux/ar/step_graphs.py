@@ -7,7 +7,7 @@ each size runs as it is. Knows the network as a function; not whose tokens these
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from logging import getLogger
 from typing import Any, Literal
@@ -52,9 +52,7 @@ class StepGraphs:
 
     def __init__(self, network: Network, cache: PagedCache, last: torch.Tensor, mode: Graphs) -> None:
         self._cache, self._last, self._mode = cache, last, mode
-        self._network: Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor] = (
-            network.compiled if mode == "compiled" else network
-        )
+        self._network = network
         self._sizes: dict[int, _Size] = {}
         self._captures = mode in ("compiled", "plain") and cache.device.type == "cuda"
         self._pool: Any = None
@@ -121,4 +119,5 @@ class StepGraphs:
         cache = self._cache
         cache.batch = steps
         cache.table[steps.rows, steps.positions // cache.block_size] = (steps.slots // cache.block_size).int()
-        return self._network(self._last[steps.rows], steps.positions, 0, cache.handle)
+        with self._network.layers.active() if self._mode == "compiled" else nullcontext():
+            return self._network(self._last[steps.rows], steps.positions, 0, cache.handle)

@@ -1,4 +1,4 @@
-"""Which engine answers: the one whose answers go on together, or the one in which each is a loop of its own."""
+"""Which engine answers or speaks: the one in which requests go on together, or that in which each is a loop of its own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from polymux.config import EngineConfig
 from polymux.engine.ar_engine import ArEngine
 from polymux.engine.base import StageEngine
 from polymux.engine.chat_engine import ChatEngine
+from polymux.engine.frame_engine import FrameEngine
+from polymux.engine.generate_engine import GenerateEngine
 from polymux.engine.generate_model import GenerateModel
 from polymux.engine.session_engine import prepare_device
 from polymux.errors import ConfigError
@@ -33,6 +35,24 @@ def load_answering(config: EngineConfig) -> StageEngine:
         return ArEngine(config, model, device)
     check_unchanged(settings, f"cannot act on this model: {why}")
     return ChatEngine(config, model, device)
+
+
+def load_speaking(config: EngineConfig) -> StageEngine:
+    """The same for models that speak. Raises CheckpointError, ConfigError."""
+    device = prepare_device(config)
+    model = GenerateModel.load(config, device)
+    settings, family = config.decoding, model.family
+    if family.framed and settings.decoding != "generate":
+        unused = ("max_num_batched_tokens", "enable_prefix_caching", "enable_chunked_prefill")
+        check_unchanged(settings, f"acts only on language models, and {family.name} is none", unused)
+        why = lacking(device)
+        if why is None:
+            return FrameEngine(config, model, device)
+        check_unchanged(settings, f"cannot act on this model: {why}")
+    elif family.framed:
+        others = [name for name in vars(settings) if name != "decoding"]
+        check_unchanged(settings, "acts only without --decoding generate", others)
+    return GenerateEngine(config, model, device)
 
 
 def unpaged(config: EngineConfig, model: GenerateModel) -> str | None:

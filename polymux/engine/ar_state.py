@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from polymux.ar.blocks import BlockPool
+from polymux.ar.frames import FrameBatch, FrameWriter, shape_of
 from polymux.ar.network import Network
 from polymux.ar.paged_cache import PagedCache, Room, Shape
 from polymux.ar.runner import Runner
@@ -24,6 +25,7 @@ from polymux.memory.measure import release
 log = logging.getLogger(__name__)
 
 BLOCK = 16  # tokens
+FRAMES = 4096  # of a sentence, with its prompt: as many as all may have at once
 SPARE = 2  # times what all requests together can have: the rest is for what comes again
 
 
@@ -56,6 +58,17 @@ class ArState:
     def tokens(self) -> int:
         """That the cache has room for."""
         return self.pool.count * self.pool.block_size
+
+
+def new_frame_batch(config: EngineConfig, writer: FrameWriter, device: torch.device) -> FrameBatch:
+    """Raises ConfigError if there is no room."""
+    settings, rows, shape = config.decoding, config.scheduler.max_num_seqs, shape_of(writer)
+    size, context = settings.block_size or BLOCK, int(writer.backbone.config.max_position_embeddings)
+    count = block_count(settings, shape, size, rows, min(context, FRAMES // SPARE), device)
+    graphs = graphs_of(settings, device)
+    gib = shape.token_bytes * size * count / GIB
+    log.info("%d blocks of %d frames for keys and values (%.2f GiB); graphs: %s", count, size, gib, graphs)
+    return FrameBatch(writer, Room(count, size, rows, min(count * size, context)), device, graphs)
 
 
 def graphs_of(settings: DecodingConfig, device: torch.device) -> Graphs:

@@ -64,9 +64,9 @@ def _of_transformers(config: EngineConfig, name: str) -> LoadEngine:
         from polymux.engine.hearing_engine import HearingEngine
 
         return HearingEngine.load
-    from polymux.engine.generate_engine import GenerateEngine
+    from polymux.engine.answering import load_speaking
 
-    return GenerateEngine.load
+    return load_speaking
 
 
 def _of_stage(does: Does) -> LoadEngine:

@@ -95,13 +95,18 @@ class GenerateEngine(TransformersEngine[SoundJob]):
         self._start(job, session, lambda own: self._run(job, index, own))
 
     def _done(self, job: SoundJob, session: Session, result: Any) -> None:
-        call = job.calls[session.index]
-        if call.ends and call.steps is not None and session.steps.done >= call.steps:
-            what = f"sentence {session.index + 1} had not come to its end after {call.steps} steps"
-            more = ", and max_new_tokens accepts it as it is" if "max_new_tokens" in self.family.arguments else ""
-            self._fail(job, GenerationError(f"{what}: another seed may{more}"))
-            return
-        self._made(job, session.index, result)
+        if not self._cut_off(job, session.index, session.steps.done):
+            self._made(job, session.index, result)
+
+    def _cut_off(self, job: SoundJob, index: int, steps: int) -> bool:
+        """Whether a sentence has ended after so many steps without having come to its end; then the job has failed."""
+        call = job.calls[index]
+        if not call.ends or call.steps is None or steps < call.steps:
+            return False
+        what = f"sentence {index + 1} had not come to its end after {call.steps} steps"
+        more = ", and max_new_tokens accepts it as it is" if "max_new_tokens" in self.family.arguments else ""
+        self._fail(job, GenerationError(f"{what}: another seed may{more}"))
+        return True
 
     def _run(self, job: SoundJob, index: int, own: Parts) -> Any:
         """In a session: make the sound of a sentence. What is not to be stretched is heard as it is made."""

@@ -168,6 +168,14 @@ class Adapter:
         """What `run` returns, in parts that are heard as they come."""
         yield self.run(parts, call)
 
+    def start(self, parts: Parts, call: Call) -> Any:
+        """Of families that are framed: what is to be known before the first frame, as `engine.sentence.SpokenStart`."""
+        raise NotImplementedError
+
+    def writer(self, parts: Parts) -> Any:
+        """Of families that are framed: what writes frames, as `ar.frames.FrameWriter`."""
+        raise NotImplementedError
+
     # Of families that declare a graph: `run` in two stages.
 
     def write(self, parts: Parts, call: Call, emit: Callable[[Arrays], None]) -> None:
@@ -212,6 +220,8 @@ class GenerateFamily:
     bounds: what those of them may be that are not named after a field of SamplingParams.
     merge: as in `base.Family`, with --merge-decoding; mostly nothing, and `unmerged_because` says why.
     warmup: the parameters of the generation that is made before the first request.
+    framed: the sentences of all requests can be written together, frame by frame; so many frames are heard at once.
+        See `Adapter.start`. The first of its components writes, and the first of its decoders makes sound.
     graph: the stages that its models can be split into; see `Adapter` for what it does then.
     """
 
@@ -237,6 +247,7 @@ class GenerateFamily:
     merge: frozenset[str] = NOTHING
     unmerged_because: str = "each request has a cache of its own, and merging them is not proven"
     warmup: SamplingParams = SamplingParams(seed=0)
+    framed: int = 0
     graph: Graph | None = None
 
 

@@ -125,8 +125,14 @@ class Qwen3TTSAdapter(Adapter):
         )
 
     def speak(self, parts: Parts, call: Call) -> Iterator[Any]:
+        yield from parts.model.sound(parts.beside, self.start(parts, call), CHUNK)
+
+    def start(self, parts: Parts, call: Call) -> Any:
         given = call.arguments
-        yield from parts.model.sound(parts.beside, given["script"], given["voice"], given["drawing"], CHUNK)
+        return parts.model.start(parts.beside, given["script"], given["voice"], given["drawing"])
+
+    def writer(self, parts: Parts) -> Any:
+        return parts.model.talker
 
     def _check_voice(self, parts: Parts, wish: Wish) -> None:
         vector = wish.params.speaker_embedding
@@ -218,8 +224,8 @@ QWEN3_TTS = GenerateFamily(
     arguments=(*SPEECH, *REFERENCE, "speaker_embedding", "language", "instructions", *DRAWING, "max_new_tokens"),
     extra=(_OTHERS_DRAWN, "subtalker_temperature", "subtalker_top_k", "subtalker_top_p"),
     bounds={_OTHERS_DRAWN: Bounds(kind="flag")},
-    merge=frozenset({"denoiser", "decoder"}),
-    unmerged_because="with `--merge-decoding` they are, equal to within rounding",
+    framed=CHUNK,
+    unmerged_because="with `--decoding generate` they are not",
     warmup=SamplingParams(seed=0, max_new_tokens=2 * CHUNK + 1),
 )
 

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 from polymux.config import EngineConfig
+from polymux.engine.answering import load_speaking
+from polymux.engine.frame_engine import FrameEngine
 from polymux.engine.generate_engine import GenerateEngine
 from polymux.errors import InvalidRequestError
 from polymux.prompts import request_of
@@ -39,10 +41,12 @@ def wanted(tiny_checkpoint: Callable[..., Path]) -> dict[str, Sound]:
         return dict(file)
 
 
-@pytest.fixture(scope="module", params=CHECKPOINTS)
+@pytest.fixture(scope="module", params=[(of, how) for of in CHECKPOINTS for how in ("auto", "generate")], ids="-".join)
 def engine(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Iterator[GenerateEngine]:
-    config = EngineConfig.from_flat(model=str(tiny_checkpoint(request.param)), merge_decoding=True)
-    made = GenerateEngine.load(config)
+    checkpoint, how = request.param
+    config = EngineConfig.from_flat(model=str(tiny_checkpoint(checkpoint)), decoding=how)
+    made = load_speaking(config)
+    assert isinstance(made, FrameEngine if how == "auto" else GenerateEngine)
     made.warm_up()
     yield made
     made.close()
@@ -75,7 +79,7 @@ def test_it_is_what_the_package_says(engine: GenerateEngine, wanted: dict[str, S
     vector, names = wanted["vector/values"], cases_of(engine)
     for name in names:
         engine.add(request_of(LINE, SamplingParams(**GREEDY, **params_of(name, vector)), name))
-    before = dict(engine.stats.calls), dict(engine.stats.merged)
+    before = engine.stats
     pieces, ends = pieces_of(engine)
     for name in names:
         assert isinstance(ends[name], Finished), ends[name]
@@ -83,35 +87,28 @@ def test_it_is_what_the_package_says(engine: GenerateEngine, wanted: dict[str, S
         assert heard.shape == (1, len(reference)), name
         assert np.abs(heard[0] - reference).max() <= CLOSE, name
         assert len(pieces[name]) == -(-len(reference) // (4 * 24)), "it is heard while it is written"
-    calls = engine.stats.calls["talker"] - before[0]["talker"]
-    assert calls < engine.stats.merged["talker"] - before[1]["talker"], "steps of several requests have run as one"
+    runs, answered = (getattr(engine.stats, of)["talker"] - getattr(before, of)["talker"] for of in ("calls", "merged"))
+    assert (runs < answered) == isinstance(engine, FrameEngine), "steps of several requests are one"
     alone = said(engine, **GREEDY, **params_of(names[0], vector))
     assert np.abs(alone[0] - wanted[f"{names[0]}/wav"]).max() <= CLOSE
 
 
-def test_codes_and_vectors_are_those_of_the_package(
-    engine: GenerateEngine, wanted: dict[str, Sound], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_codes_and_vectors_are_those_of_the_package(engine: GenerateEngine, wanted: dict[str, Sound]) -> None:
     """Recorded codes begin with those of the recording, if there is one."""
-    vector, model = wanted["vector/values"], type(engine.loaded.parts.model)
+    vector = wanted["vector/values"]
     written: list[Sound] = []
-    frames = model.frames
-
-    def noted(self: Any, *args: Any) -> Iterator[Any]:
-        for frame in frames(self, *args):
-            written.append(frame.numpy())
-            yield frame
-
-    monkeypatch.setattr(model, "frames", noted)
+    codec = engine.loaded.parts.beside
+    noting = codec.decoder.register_forward_pre_hook(lambda _, given: written.extend(given[0][0].T.numpy()))
     for name in cases_of(engine):
         written.clear()
         said(engine, **GREEDY, **params_of(name, vector))
         codes = wanted[f"{name}/codes"]
         assert np.array_equal(np.stack(written), codes[len(codes) - len(written) :]), name
+    noting.remove()
     if engine.capabilities.embedding_size:
         import torch
 
-        model, codec = engine.loaded.parts.model, engine.loaded.parts.beside
+        model = engine.loaded.parts.model
         samples, codes = torch.from_numpy(recording()), wanted["clone/codes"]
         with torch.no_grad():
             assert np.abs(model.speaker_encoder.vector(samples).numpy() - vector).max() <= CLOSE
@@ -132,7 +129,7 @@ def test_drawn_codes_are_the_requests_own(engine: GenerateEngine, wanted: dict[s
     assert sounds["again"].shape == first.shape and np.abs(sounds["again"] - first).max() <= CLOSE
     for name in others:
         assert sounds[name].shape != first.shape or np.abs(sounds[name] - first).max() > CLOSE, name
-    assert not engine.loaded.parts.model.talker.places.taken
+    assert not engine.stats.kv_blocks_used
 
 
 def test_two_sentences_are_spoken_in_one_go(engine: GenerateEngine, wanted: dict[str, Sound]) -> None:
@@ -198,25 +195,3 @@ def test_it_sleeps(engine: GenerateEngine, wanted: dict[str, Sound]) -> None:
         engine.sleep(level)
         engine.wake_up()
         assert np.array_equal(said(engine, **params), before)
-
-
-def test_frames_of_fixed_places_are_the_same(
-    engine: GenerateEngine, wanted: dict[str, Sound], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a GPU has them recorded: the first places all run, whoever is in them; here without a recording."""
-    talker = engine.loaded.parts.model.talker
-    names, vector = cases_of(engine), wanted["vector/values"]
-    monkeypatch.setattr(type(talker), "fixed", True)
-    before = dict(engine.stats.merged)
-    for number, name in enumerate(names):
-        if number:  # the others begin later, and at another position
-            for _ in range(9):
-                said_so_far = engine.step()
-                engine.events += said_so_far
-        engine.add(request_of(LINE, SamplingParams(**GREEDY, **params_of(name, vector)), name))
-    pieces, ends = pieces_of(engine)
-    assert all(isinstance(end, Finished) for end in ends.values()), ends
-    for name in names:
-        heard, reference = np.concatenate(pieces[name], axis=1)[0], wanted[f"{name}/wav"]
-        assert heard.shape == reference.shape and np.abs(heard - reference).max() <= CLOSE, name
-    assert engine.stats.merged["talker"] > before["talker"] and not talker.graphs.broken

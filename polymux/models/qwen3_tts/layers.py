@@ -1,7 +1,6 @@
-"""A stack of transformers' decoder layers, whose attention knows a step of many rows.
+"""A stack of transformers' decoder layers, and the attention of one that knows few positions.
 
-With one query per row and a mask, the queries of heads that share their keys stand side by side, so that no key is
-copied. Knows neither codes nor requests.
+Knows neither codes nor requests.
 """
 
 from __future__ import annotations
@@ -10,13 +9,11 @@ import inspect
 from typing import Any, Protocol
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, Qwen3Config
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 Tensor = torch.Tensor
-ATTENTION = "polymux_rows"
+FEW = "polymux_few"
 # What versions of transformers call a layer's cache.
 CACHE = "cache" if "cache" in inspect.signature(Qwen3DecoderLayer.forward).parameters else "past_key_values"
 
@@ -27,32 +24,49 @@ class LayerCache(Protocol):
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]: ...
 
 
-def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
-    """What layers call: (rows, heads, queries, channels)."""
-    if query.shape[2] != 1:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    grouped = query.view(query.shape[0], key.shape[1], -1, query.shape[3])
-    made = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=kwargs["scaling"])
-    return made.reshape(query.shape[0], 1, query.shape[1], -1), None
+class Few:
+    """The cache of one layer for a few positions, known beforehand, one of which is computed at a time."""
+
+    def __init__(self, keys: Tensor, values: Tensor, at: Tensor) -> None:
+        """keys, values (rows, heads, positions, channels); at (1): the position."""
+        self._keys, self._values, self._at = keys, values, at
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return self._keys.index_copy_(2, self._at, key), self._values.index_copy_(2, self._at, value)
+
+
+def few(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
+    """What layers call: (rows, heads, 1, channels), and (rows, fewer heads, positions, channels), of which a mask
+    (positions) says which are there. As products and sums, which are fused to one kernel where they are compiled."""
+    rows, heads, positions, channels = key.shape
+    grouped = query.view(rows, heads, -1, 1, channels).float()
+    scores = (grouped * key[:, :, None].float()).sum(-1) * kwargs["scaling"]
+    shares = scores.masked_fill(~attention_mask, -torch.inf).softmax(-1)
+    made = (shares[..., None] * value[:, :, None].float()).sum(-2)
+    return made.to(query.dtype).view(rows, 1, -1, channels), None
 
 
 class Layers(torch.nn.Module):
     """The base of a talker and of a code predictor, which add what they embed."""
 
-    def __init__(self, config: Qwen3Config) -> None:
+    def __init__(self, config: Qwen3Config, attention: str, numbered: bool = True) -> None:
+        """`numbered`: layers tell their cache which one they are; code that is compiled for one is that of all if they
+        do not."""
         super().__init__()
-        AttentionInterface.register(ATTENTION, attention)
-        config._attn_implementation = ATTENTION
+        AttentionInterface.register(FEW, few)
+        config._attn_implementation = attention
         self.config = config
-        self.layers = torch.nn.ModuleList(Qwen3DecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        numbers = [i if numbered else 0 for i in range(config.num_hidden_layers)]
+        self.layers = torch.nn.ModuleList(Qwen3DecoderLayer(config, number) for number in numbers)
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config)
 
-    def through(self, hidden: Tensor, positions: Tensor, cache: LayerCache, mask: Tensor | None = None) -> Tensor:
-        """`hidden` (rows, n, channels) at `positions` (rows or 1, n). Without a mask, each sees what came before it."""
+    def through(self, hidden: Tensor, positions: Tensor, cache: LayerCache | None, **more: Any) -> Tensor:
+        """`hidden` (rows, n, channels) at `positions` (1, n), each of which sees what came before it. `more`: for the
+        attention."""
         angles = self.rotary_emb(hidden, positions)
         for layer in self.layers:
             around = {"position_embeddings": angles, "position_ids": positions, CACHE: cache}
-            hidden = layer(hidden, attention_mask=mask, **around)
+            hidden = layer(hidden, **around, **more)
         normed: Tensor = self.norm(hidden)
         return normed

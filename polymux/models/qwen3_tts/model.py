@@ -12,25 +12,25 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from polymux.models.qwen3_tts.configs import Qwen3TTSConfig, Values
-from polymux.models.qwen3_tts.drawing import Drawing, noise
-from polymux.models.qwen3_tts.prompt import Heard, Prompter, Script
+from polymux.models.qwen3_tts.drawing import Drawing
+from polymux.models.qwen3_tts.prompt import Heard, Prompt, Prompter, Script
 from polymux.models.qwen3_tts.speaker import SpeakerEncoder
-from polymux.models.qwen3_tts.talker import Talker
+from polymux.models.qwen3_tts.talker import Rows, Talker
 
 Tensor = torch.Tensor
 Kept = tuple[Tensor, ...]
-FEWEST = 2  # first codes before the end may be drawn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manner:
-    """How codes are drawn: the first ones, and the others; and the most first codes, the last of which is not heard."""
+class Start(Prompt):
+    """What frames are written from. `rows`: one; `kept`: what the codec goes on from; `most`: first codes, the last of
+    which is not heard."""
 
-    first: Drawing
-    others: Drawing
+    rows: Rows
+    kept: Kept
     most: int
 
 
@@ -67,38 +67,34 @@ class Qwen3TTSForConditionalGeneration(PreTrainedModel):  # type: ignore[misc]
         model.defaults = json.loads(file.read_text()) if file.is_file() else {}
         return made
 
-    def frames(self, script: Script, heard: Heard | None, manner: Manner) -> Iterator[Tensor]:
-        """Codes (groups) on the host, until the end or as many as there may be. Noise is that of the default generator
-        of the device."""
-        talker, prompt = self.talker, Prompter(self.talker, self.config).of(script, heard)
-        rows = [manner.first.row(barred) for barred in (True, False)]
-        barred, free = (prompt.embeds.new_tensor([[row, manner.others.row()]], dtype=torch.float32) for row in rows)
-        seen = torch.zeros(1, talker.codes, dtype=torch.bool, device=prompt.embeds.device)
-        place, position = talker.places.take(), prompt.embeds.shape[1]
-        try:
-            at = torch.tensor([[place, 0]])
-            codes, state, seen = talker(prompt.embeds, at, seen, self._noise(manner), barred)
-            for frame in range(manner.most - 1):
-                code = codes[:, -1:]
-                if int(code) == talker.end:
-                    return
-                how = barred if frame + 1 < FEWEST else free
-                at = torch.tensor([[place, position + frame]])
-                codes, state, seen = talker(prompt.at(frame), at, seen, self._noise(manner), how, (state, code))
-                yield codes[0, :-1]
-        finally:
-            talker.places.give_back(place)
-
-    def sound(self, codec: Codec, script: Values, voice: Values, drawing: Values, chunk: int) -> Iterator[Tensor]:
-        """Samples (samples), of so many frames at a time.
+    @torch.no_grad()
+    def start(self, codec: Codec, script: Values, voice: Values, drawing: Values) -> Start:
+        """What is to be known before the first frame.
 
         script: see `Script`. voice: nothing; or `vector`; or `recording` (samples) and `words`, see `Heard`.
-        drawing: `first` and `others` as `generate` knows such settings, and `most`.
+        drawing: `first` and `others` as `generate` knows such settings, and `most`. The key of the noise comes from the
+        default generator of the CPU.
         """
         heard, kept = self._heard(codec, voice)
-        manner = Manner(first=_drawing(drawing["first"]), others=_drawing(drawing["others"]), most=drawing["most"])
-        waiting: list[Tensor] = []
-        for frame in self.frames(Script(**script), heard, manner):
+        prompt = Prompter(self.talker, self.config).of(Script(**script), heard)
+        how = torch.tensor([[_drawing(drawing[name]).row() for name in ("first", "others")]])
+        rows = self.talker.row(torch.randint(2**62, (1,)), how)
+        return Start(**vars(prompt), rows=rows, kept=kept, most=drawing["most"])
+
+    def frames(self, start: Start) -> Iterator[Tensor]:
+        """Codes (groups) on the host, until the end or as many as there may be."""
+        talker, cache = self.talker, DynamicCache()
+        codes, rows = talker(start.embeds, 0, cache, start.rows)
+        for number in range(start.most - 1):
+            if int(codes[0, -1]) == talker.end:
+                return
+            codes, rows = talker(start.at(number), start.embeds.shape[1] + number, cache, rows)
+            yield codes[0, :-1]
+
+    def sound(self, codec: Codec, start: Start, chunk: int) -> Iterator[Tensor]:
+        """Samples (samples), of so many frames at a time."""
+        kept, waiting = start.kept, list[Tensor]()
+        for frame in self.frames(start):
             waiting.append(frame)
             if len(waiting) == chunk:
                 samples, kept = codec.decode(torch.stack(waiting, dim=1)[None], kept)
@@ -123,13 +119,6 @@ class Qwen3TTSForConditionalGeneration(PreTrainedModel):  # type: ignore[misc]
     def ones(self, count: int) -> Tensor:
         """(1, count)"""
         return torch.ones(1, count, dtype=torch.long)
-
-    def _noise(self, manner: Manner) -> Tensor:
-        """(1, groups, codes)"""
-        talker = self.talker
-        first = noise((1, 1, talker.codes), manner.first.drawn, self.device)
-        others = noise((1, talker.groups - 1, talker.codes), manner.others.drawn, self.device)
-        return torch.cat([first, others], dim=1)
 
 
 def _drawing(given: Values) -> Drawing:

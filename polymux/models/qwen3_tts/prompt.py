@@ -43,7 +43,7 @@ class Heard:
     codes: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prompt:
     """embeds (1, n, channels); trailing (1, m, channels): what is added to the frames, one each; then `after`."""
 
@@ -82,7 +82,8 @@ class Prompter:
 
     def _prompt(self, script: Script, head: Tensor, body: list[Tensor], trailing: Tensor) -> Prompt:
         before = [self._words(script.instructions)] if script.instructions else []
-        return Prompt(torch.cat([*before, self._words(script.role), head, *body], dim=1), trailing, self._pad)
+        embeds = torch.cat([*before, self._words(script.role), head, *body], dim=1)
+        return Prompt(embeds=embeds, trailing=trailing, after=self._pad)
 
     def _head(self, script: Script, heard: Heard | None) -> Tensor:
         """Language and voice, under text that says nothing yet and then that it begins."""

@@ -1,36 +1,39 @@
 """The talker: a decoder that writes the first code of each frame, and a small one that writes the frame's other codes.
 
-A call is a prompt, or one frame; calls of several requests, each with its own place, position, noise and settings, are
-rows of one. Knows neither texts nor how a prompt is put together.
+All of it is for many requests at once, each a row with noise and settings of its own; a row's codes do not depend on
+the others. Knows neither texts nor how a prompt is put together, nor where its keys and values are kept.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, linear
 from transformers.activations import ACT2FN
 
 from polymux.models.qwen3_tts.configs import Values, decoder_config
-from polymux.models.qwen3_tts.drawing import BARRED, draw, penalised
-from polymux.models.qwen3_tts.graphs import Graphs, Rows, power_of_two
-from polymux.models.qwen3_tts.layers import Layers
-from polymux.models.qwen3_tts.places import FEWEST, Places, Prompts, Short, Steps
+from polymux.models.qwen3_tts.drawing import COLUMNS, draw, penalised
+from polymux.models.qwen3_tts.layers import CACHE, FEW, Few, LayerCache, Layers
 
 Tensor = torch.Tensor
 SPECIAL = 1024  # codes at the end of the vocabulary that are no sound
+FEWEST = 2  # first codes before the end may be drawn
 
 
-@dataclass(frozen=True)
-class Where:
-    """Where the rows of a step are: their places and positions, how many positions it looks at, and whether the places
-    are all from the first one on."""
+class Rows(NamedTuple):
+    """What is known of each row: `key` (rows) of its noise; `how` (rows, 2, columns), settings of the first code and of
+    the others, see `drawing`; `seen` (rows, codes), first codes that were drawn before; `frame` (rows), how many calls
+    it has had, its prompt and its frames. Of a frame, `state` (rows, 1, channels) and `code` (rows), which the last call
+    gave."""
 
-    places: Tensor
-    positions: Tensor
-    length: int
-    dense: bool
+    key: Tensor
+    how: Tensor
+    seen: Tensor
+    frame: Tensor
+    state: Tensor
+    code: Tensor
 
 
 class TextProjection(torch.nn.Module):
@@ -43,15 +46,15 @@ class TextProjection(torch.nn.Module):
 
     def project(self, x: Tensor) -> Tensor:
         one, two = self.linear_fc1, self.linear_fc2
-        inner = self._activation(torch.nn.functional.linear(x, one.weight, one.bias))
-        return torch.nn.functional.linear(inner, two.weight, two.bias)
+        inner = self._activation(linear(x, one.weight, one.bias))
+        return linear(inner, two.weight, two.bias)
 
 
 class Decoder(Layers):
     """The talker's layers, and its tables of codes and of text tokens."""
 
     def __init__(self, values: Values) -> None:
-        super().__init__(decoder_config(values))
+        super().__init__(decoder_config(values), "sdpa")
         self.codec_embedding = torch.nn.Embedding(values["vocab_size"], values["hidden_size"])
         self.text_embedding = torch.nn.Embedding(values["text_vocab_size"], values["text_hidden_size"])
 
@@ -60,13 +63,31 @@ class PredictorLayers(Layers):
     """The code predictor's layers, and a table for each code but the last one."""
 
     def __init__(self, values: Values, groups: int, talker_hidden: int) -> None:
-        super().__init__(decoder_config(values))
+        super().__init__(decoder_config(values), FEW, numbered=False)
         tables = [torch.nn.Embedding(values["vocab_size"], talker_hidden) for _ in range(groups - 1)]
         self.codec_embedding = torch.nn.ModuleList(tables)
 
     def table(self, number: int) -> Tensor:
         """What the code of this number embeds to."""
         return self.codec_embedding[number].get_parameter("weight")
+
+    def frame(self, rows: int, positions: int, like: Tensor) -> Callable[[Tensor, int], Tensor]:
+        """The layers for one frame: from (rows, 1, channels) at a position, in their order, to (rows, channels), not normed."""
+        config = self.config
+        shape = (rows, config.num_key_value_heads, positions, config.head_dim)
+        kept = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in self.layers]
+        every = torch.arange(positions, device=like.device)
+        cosines, sines = self.rotary_emb(like, every[None])
+
+        def run(hidden: Tensor, position: int) -> Tensor:
+            at = every[position : position + 1]
+            angles = (cosines[:, position, None], sines[:, position, None])
+            for layer, (keys, values) in zip(self.layers, kept, strict=True):
+                around = {"position_embeddings": angles, CACHE: Few(keys, values, at)}
+                hidden = layer(hidden, attention_mask=every <= at, **around)
+            return hidden[:, 0]
+
+        return run
 
 
 class CodePredictor(torch.nn.Module):
@@ -78,30 +99,34 @@ class CodePredictor(torch.nn.Module):
         hidden = values["hidden_size"]
         heads = [torch.nn.Linear(hidden, values["vocab_size"], bias=False) for _ in range(groups - 1)]
         self.lm_head = torch.nn.ModuleList(heads)
+        self.choose = _other
         same = hidden == talker_hidden
         self.small_to_mtp_projection = torch.nn.Identity() if same else torch.nn.Linear(talker_hidden, hidden)
 
-    def write(self, hidden: Tensor, first: Tensor, noise: Tensor, how: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes (rows, groups - 1), and the sum of what all codes of the frame embed to. `hidden`, `first` (rows, 1,
-        channels): the talker's state, and what the first code embeds to. `noise` (rows, groups - 1, codes)."""
-        config, rows = self.model.config, len(hidden)
-        shape = (rows, config.num_key_value_heads, len(self.lm_head) + 1, config.head_dim)
-        cache = Short(config.num_hidden_layers, shape, hidden)
-        new, total, codes = torch.cat([hidden, first], dim=1), first, []
-        for number, head in enumerate(self.lm_head):
-            inputs = self.small_to_mtp_projection(new)
-            positions = torch.arange(cache.length, cache.length + inputs.shape[1], device=hidden.device)[None]
-            made = self.model.through(inputs, positions, cache)
-            cache.length += inputs.shape[1]
-            code = draw(head(made[:, -1]), noise[:, number], how)
+    def write(self, rows: Rows, first: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes (rows, groups - 1), and the sum of what all codes of the frame embed to. `first` (rows, 1, channels):
+        what the first code embeds to."""
+        frame = self.model.frame(len(first), len(self.lm_head) + 1, rows.state)
+        frame(self.small_to_mtp_projection(rows.state), 0)
+        number, how = (rows.frame - 1) * (len(self.lm_head) + 1), rows.how[:, 1]
+        new, total, codes = first, first, []
+        for i, head in enumerate(self.lm_head):
+            made = frame(self.small_to_mtp_projection(new), i + 1)
+            code = self.choose(made, self.model.norm, head.weight, rows.key, number + i + 1, how)
             codes.append(code)
-            new = embedding(code[:, None], self.model.table(number))
+            new = embedding(code[:, None], self.model.table(i))
             total = total + new
         return torch.stack(codes, dim=1), total
 
 
+class Fuses(Protocol):
+    """Has functions run as few kernels."""
+
+    def function(self, given: Callable[..., Tensor]) -> Callable[..., Tensor]: ...
+
+
 class Talker(torch.nn.Module):
-    """See `forward`. `places` holds what it remembers of every sentence under way."""
+    """See `forward`. Implements `ar.frames.FrameWriter`, too."""
 
     def __init__(self, values: Values) -> None:
         super().__init__()
@@ -111,81 +136,76 @@ class Talker(torch.nn.Module):
         self.text_projection = TextProjection(values["text_hidden_size"], hidden, values["hidden_act"])
         self.codec_head = torch.nn.Linear(hidden, self.codes, bias=False)
         self.code_predictor = CodePredictor(values["code_predictor_config"], self.groups, hidden)
-        config = self.model.config
-        self.graphs = Graphs(self.parameters)
-        self.places = Places(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
-
-    def forward(
-        self,
-        embeds: Tensor,
-        at: Tensor,
-        seen: Tensor,
-        noise: Tensor,
-        how: Tensor,
-        before: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """A prompt, or one frame of each row.
-
-        embeds (rows, n, channels): the prompt; or what is added to the frame's codes before the next one (n is 1).
-        at (rows, 2), on the host: the place where keys and values are kept, and the first position of this call.
-        seen (rows, codes): first codes that were drawn before.
-        noise (rows, groups, codes): of the first code that this call draws, and of the frame's others.
-        how (rows, 2, columns): settings of the first code, and of the others, see `drawing`.
-        before: of a frame, the state (rows, 1, channels), and on the host the code (rows, 1), that the last call gave.
-
-        Gives on the host the codes of the frame (rows, groups; of a prompt: rows, 0) with the first code of the next
-        one behind them, the state, and what is seen now.
-        """
-        self.places.ensure(int(at[:, 0].max()), int(at[:, 1].max()) + embeds.shape[1], embeds)
-        places, positions = at.to(embeds.device).unbind(1)
-        if before is None:
-            each = torch.arange(embeds.shape[1], device=embeds.device)[None]
-            state = self.model.through(embeds, each, Prompts(self.places, places))[:, -1:]
-            drawn, seen = self._first(state, seen, noise, how)
-            return drawn.cpu(), state, seen
-        hidden, code = before
-        inputs = (embeds, seen, noise, how, hidden, code.to(embeds.device))
-        codes, state, seen = self._frame(at, places, positions, inputs)
-        return codes.cpu(), state, seen
-
-    def _frame(self, at: Tensor, places: Tensor, positions: Tensor, inputs: Rows) -> Rows:
-        """One frame of each row, by a graph if there can be one."""
-        length = max(power_of_two(int(at[:, 1].max()) + 1), FEWEST[1])
-        if not self.fixed:
-            return self.step(Where(places, positions, length, dense=False), *inputs)
-        rows = power_of_two(int(at[:, 0].max()) + 1)
-        every = torch.arange(rows, device=places.device)
-
-        def step(positions: Tensor, *inputs: Tensor) -> Rows:
-            return self.step(Where(every, positions, length, dense=True), *inputs)
-
-        frame = self.graphs.frame(step, self.places, rows, length, inputs)
-        if frame is None:
-            return self.step(Where(places, positions, length, dense=False), *inputs)
-        return frame.run(places, positions, inputs)
+        self._choose = _first
 
     @property
-    def fixed(self) -> bool:
-        """Whether frames are recorded."""
-        return self.codec_head.weight.is_cuda
+    def backbone(self) -> torch.nn.Module:
+        return self.model
 
-    def step(self, where: Where, *inputs: Tensor) -> Rows:
-        """One frame, all on the device. `inputs`: as those of `forward`: embeds, seen, noise, how, state, code."""
-        text, seen, noise, how, hidden, code = inputs
-        first = embedding(code, self.model.codec_embedding.weight)
-        others, total = self.code_predictor.write(hidden, first, noise[:, 1:], how[:, 1])
-        columns = torch.arange(where.length, device=code.device)
-        mask = (columns <= where.positions[:, None])[:, None, None]
-        cache = Steps(self.places, where.places, where.positions, where.length, where.dense)
-        state = self.model.through(total + text, where.positions[:, None], cache, mask)
-        drawn, seen = self._first(state, seen, noise, how)
-        return torch.cat([code, others, drawn], dim=1), state, seen
+    @property
+    def decoders(self) -> tuple[torch.nn.Module, ...]:
+        return (self.model, self.code_predictor.model)
 
-    def _first(self, state: Tensor, seen: Tensor, noise: Tensor, how: Tensor) -> tuple[Tensor, Tensor]:
-        """The first code of the next frame (rows, 1), which is a sound or the end."""
-        logits = penalised(self.codec_head(state[:, 0]), seen, how[:, 0])
-        number = torch.arange(self.codes, device=logits.device)
-        ends = number == self.end
-        barred = ((number >= self.codes - SPECIAL) & ~ends) | (ends & (how[:, 0, BARRED, None] > 0))
-        code = draw(logits.masked_fill(barred, -torch.inf), noise[:, 0], how[:, 0])[:, None]
-        return code, seen.scatter(1, code, True)
+    def fuse(self, fuses: Fuses) -> None:
+        """Have what is drawn from layers run as few kernels."""
+        self._choose = fuses.function(_first)
+        self.code_predictor.choose = fuses.function(_other)
+
+    def empty(self, rows: int) -> Rows:
+        """As many as there may be, which know nothing yet."""
+        like = self.codec_head.weight
+        numbers = torch.zeros(rows, dtype=torch.long, device=like.device)
+        how = torch.ones(rows, 2, COLUMNS, device=like.device)
+        seen = torch.zeros(rows, self.codes, dtype=torch.bool, device=like.device)
+        state = like.new_zeros(rows, 1, like.shape[1])
+        return Rows(numbers, how, seen, numbers.clone(), state, numbers.clone())
+
+    def row(self, key: Tensor, how: Tensor) -> Rows:
+        """One that begins: `key` (1), `how` (1, 2, columns)."""
+        like = self.codec_head.weight
+        return self.empty(1)._replace(key=key.to(like.device), how=how.to(like.device))
+
+    def forward(self, embeds: Tensor, position: int, cache: LayerCache, rows: Rows) -> tuple[Tensor, Rows]:
+        """A prompt, at position 0, or one frame.
+
+        embeds (rows, n, channels): the prompt; or what is added to the frame's codes before the next one (n is 1).
+
+        Gives the codes of the frame (rows, groups; of a prompt: rows, 0) with the first code of the next one behind
+        them, on the host, and the rows as they are now.
+        """
+        codes = rows.key[:, None][:, :0]
+        if position:
+            codes, total = self.frame(rows)
+            embeds = embeds + total
+        positions = torch.arange(position, position + embeds.shape[1], device=embeds.device)[None]
+        now = self.first(self.through(embeds, positions, cache=cache, attention_mask=None)[:, -1:], rows)
+        return torch.cat([codes, now.code[:, None]], dim=1).cpu(), now
+
+    def through(self, embeds: Tensor, positions: Tensor, cache: LayerCache | None = None, **attention: Any) -> Tensor:
+        """The large decoder."""
+        return self.model.through(embeds, positions, cache, **attention)
+
+    def frame(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Codes of a frame (rows, groups), and what they embed to (rows, 1, channels)."""
+        first = embedding(rows.code[:, None], self.model.codec_embedding.weight)
+        others, total = self.code_predictor.write(rows, first)
+        return torch.cat([rows.code[:, None], others], dim=1), total
+
+    def first(self, state: Tensor, rows: Rows) -> Rows:
+        """Draws the first code of the next frame, which is a sound or the end, from a state (rows, 1, channels)."""
+        number, how = rows.frame * self.groups, rows.how[:, 0]
+        code = self._choose(self.codec_head(state[:, 0]), rows.seen, rows.frame, self.end, rows.key, number, how)
+        seen = rows.seen.scatter(1, code[:, None], True)
+        return Rows(rows.key, rows.how, seen, rows.frame + 1, state, code)
+
+
+def _first(logits: Tensor, seen: Tensor, frame: Tensor, end: int, key: Tensor, number: Tensor, how: Tensor) -> Tensor:
+    """Of logits (rows, codes), the last of which are no sounds; one of these is the end, which may come later only."""
+    codes = torch.arange(logits.shape[1], device=logits.device)
+    barred = ((codes >= len(codes) - SPECIAL) & (codes != end)) | ((codes == end) & (frame < FEWEST)[:, None])
+    return draw(penalised(logits, seen, how).masked_fill(barred, -torch.inf), key, number, how)
+
+
+def _other(hidden: Tensor, norm: torch.nn.Module, head: Tensor, key: Tensor, number: Tensor, how: Tensor) -> Tensor:
+    """Of what the last layer gives (rows, channels)."""
+    return draw(linear(norm(hidden), head), key, number, how)

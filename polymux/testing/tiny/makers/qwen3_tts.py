@@ -14,9 +14,7 @@ import transformers as T
 
 from polymux.models.qwen3_tts.codec import Qwen3TTSTokenizerV2Model
 from polymux.models.qwen3_tts.configs import Qwen3TTSConfig, Qwen3TTSTokenizerV2Config
-from polymux.models.qwen3_tts.drawing import Drawing
-from polymux.models.qwen3_tts.model import Manner, Qwen3TTSForConditionalGeneration
-from polymux.models.qwen3_tts.prompt import Script
+from polymux.models.qwen3_tts.model import Qwen3TTSForConditionalGeneration
 from polymux.testing.tiny.files import Files
 from polymux.testing.tiny.makers.codecs import mimi_config
 from polymux.testing.tiny.registry import Ctx, Saveable, Tensors, runner, tiny
@@ -120,9 +118,9 @@ def _run(path: Path, ctx: Ctx) -> Tensors:
     model = Qwen3TTSForConditionalGeneration.from_pretrained(path, dtype=ctx.dtype)
     codec = Qwen3TTSTokenizerV2Model.from_pretrained(path / "speech_tokenizer", dtype=ctx.dtype)
     ids = T.Qwen2Tokenizer.from_pretrained(path)("<|im_start|>assistant\nhello there").input_ids
-    likeliest = Drawing(drawn=False)
-    manner = Manner(first=likeliest, others=likeliest, most=8)
-    frames = list(model.frames(Script(role=ids[:3], text=ids[3:]), None, manner))
+    likeliest = {"do_sample": False, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    drawing = {"first": likeliest, "others": likeliest, "most": 8}
+    frames = list(model.frames(model.start(codec, {"role": ids[:3], "text": ids[3:]}, {}, drawing)))
     codes = torch.stack(frames, dim=1)
     return {"codes": codes, "wav": codec.decode(codes[None])[0]}
 
