@@ -1,15 +1,16 @@
 """Speech of Qwen3-TTS's size, streamed to 1, 8, 32 and 64 listeners at once: first audio, real-time factor, underruns.
 
-    python bench/speech.py [--streams 1 8 32 64] [--frames 100] [--rounds 2] [--modes merged interleaved]
+    python bench/speech.py [--streams 1 8 32 64] [--frames 100] [--rounds 2] [--ways compiled plain off generate]
     python bench/speech.py --tiny --streams 1 4 --frames 12      # on a CPU
 
 A talker of 1.7B and the codec, with random weights, in the engine; requests arrive together, and each writes as many
 frames of 80 ms. "first audio": from a request's arrival until its first samples are out, median and 95th percentile.
 "RTF": seconds of the clock for one second of each stream's sound. "underruns": parts that come after the listener, who
-began with the first one, has heard all that was there. "loop" runs the same modules in a plain loop, one request after
-the other, without engine, merging or CUDA graphs, in the same run: its RTF is that of a stream that waits for nobody,
-"x loop" how many times more sound per second the others make; "loop, recorded" has CUDA graphs.
-"talker" and "codec" are the seconds that a run of them takes. On a GPU the last line says whether graphs were recorded.
+began with the first one, has heard all that was there. Ways: sentences go on together, as --decode-graphs says
+(compiled, plain, off), or each in a loop of its own (--decoding generate). "loop" runs the same modules in a plain
+loop, one request after the other, without an engine, in the same run: its RTF is that of a stream that waits for
+nobody, "x loop" how many times more sound per second the others make. "talker" and "codec" are the seconds that a run
+of them takes. --profile: what the kernels take, of the first of --ways and the most streams.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +31,7 @@ from report import Clock, Table, save
 
 from polymux.config import EngineConfig
 from polymux.engine.device import resolve_device
+from polymux.engine.answering import load_speaking
 from polymux.engine.generate_engine import GenerateEngine
 from polymux.families.qwen3_tts import CHUNK
 from polymux.loading import auto_dtype
@@ -180,67 +183,85 @@ def best(work: Callable[[], list[Listener]], rounds: int) -> tuple[float, list[L
     return kept
 
 
+def load(folder: Path, way: str, streams: int) -> tuple[GenerateEngine, float]:
+    """An engine that is warm, and the seconds that this took."""
+    how = {"decoding": "generate"} if way == "generate" else {"decode_graphs": way}
+    config = EngineConfig.from_flat(model=str(folder), max_num_seqs=streams, **how)
+    engine = load_speaking(config)
+    assert isinstance(engine, GenerateEngine)
+    start = time.perf_counter()
+    engine.warm_up()
+    return engine, time.perf_counter() - start
+
+
+def profile(engine: GenerateEngine, count: int, frames: int) -> None:
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as profiler:
+        streams(engine, count, frames)
+    table = profiler.key_averages().table(sort_by="self_cuda_time_total", row_limit=40, max_name_column_width=70)
+    print(f"\n{frames} frames of {count} streams\n", table, flush=True)
+    print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=30, max_name_column_width=50))
+
+
+def measure(engine: GenerateEngine, args: argparse.Namespace, count: int) -> dict[str, Any]:
+    """A row of the table, but for what compares it."""
+    streams(engine, count, 2 * CHUNK)  # warm
+    before = spent(engine)
+    took, made = best(lambda: streams(engine, count, args.frames), args.rounds)
+    first = np.array([listener.first for listener in made])
+    total = sum(sum(listener.seconds) for listener in made)
+    means = per_run(engine, before)
+    return {
+        "streams": count,
+        "first_audio_p50_s": float(np.percentile(first, 50)),
+        "first_audio_p95_s": float(np.percentile(first, 95)),
+        "RTF": took / (total / count),
+        "underruns": sum(listener.underruns for listener in made),
+        "talker_s": means.get("talker"),
+        "codec_s": means.get("speech_tokenizer"),
+    }
+
+
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--frames", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--modes", nargs="+", default=["merged", "interleaved"], choices=["merged", "interleaved"])
+    ways = ["compiled", "plain", "off", "generate"]
+    parser.add_argument("--ways", nargs="+", default=None, choices=ways)
     parser.add_argument("--tiny", action="store_true", help="a tiny checkpoint, for a CPU")
+    parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     device = resolve_device("auto")
-    dtype = auto_dtype("auto", device)
-    columns = ("mode", "streams", "first audio p50 s", "first audio p95 s", "RTF", "underruns", "x loop")
+    dtype, clock = auto_dtype("auto", device), Clock(device)
+    columns = ("way", "streams", "first audio p50 s", "first audio p95 s", "RTF", "underruns", "x loop")
     table = Table("Speech", (*columns, "talker s", "codec s", "GiB"))
-    clock, recorded = Clock(device), True
     with tempfile.TemporaryDirectory() as name:
         folder = make("qwen3-tts", Path(name), DEFAULT) if args.tiny else make_real(Path(name), device, dtype)
-        for mode in args.modes:
-            config = EngineConfig.from_flat(
-                model=str(folder), max_num_seqs=max(args.streams), merge_decoding=mode == "merged"
-            )
-            engine = GenerateEngine.load(config)
-            engine.warm_up()
-            clock.reset_peak()
-            talker, plain = engine.loaded.parts.model.talker, 0.0
-            for kind in ("loop", "loop, recorded") if device.type == "cuda" else ("loop",):
-                talker.graphs.broken = kind == "loop"
-                talker.graphs.forget()
-                looped(engine, 2 * CHUNK)
-                took, (alone,) = best(lambda e=engine: [looped(e, args.frames)], args.rounds)  # type: ignore[misc]
-                factor = took / sum(alone.seconds)
-                plain = plain or factor
-                first_s = alone.first
-                table.add(
-                    mode=kind, streams=1, first_audio_p50_s=first_s, first_audio_p95_s=first_s, RTF=factor,
-                    underruns=alone.underruns, x_loop=plain / factor,
-                )  # fmt: skip
-            talker.graphs.broken = False
-            for count in args.streams:
-                streams(engine, count, 2 * CHUNK)  # warm
-                before = spent(engine)
-                took, made = best(lambda e=engine, n=count: streams(e, n, args.frames), args.rounds)  # type: ignore[misc]
-                first = np.array([listener.first for listener in made])
-                total = sum(sum(listener.seconds) for listener in made)
-                means = per_run(engine, before)
-                table.add(
-                    mode=mode,
-                    streams=count,
-                    first_audio_p50_s=float(np.percentile(first, 50)),
-                    first_audio_p95_s=float(np.percentile(first, 95)),
-                    RTF=took / (total / count),
-                    underruns=sum(listener.underruns for listener in made),
-                    x_loop=total / took * plain,
-                    talker_s=means.get("talker"),
-                    codec_s=means.get("speech_tokenizer"),
-                    GiB=clock.peak,
-                )
-            recorded = recorded and not talker.graphs.broken
+        engine, _ = load(folder, "generate", 1)
+        looped(engine, 2 * CHUNK)
+        took, (alone,) = best(lambda: [looped(engine, args.frames)], args.rounds)
+        engine.close()
+        plain, first_s = took / sum(alone.seconds), alone.first
+        table.add(
+            way="loop", streams=1, first_audio_p50_s=first_s, first_audio_p95_s=first_s, RTF=plain,
+            underruns=alone.underruns, x_loop=1.0,
+        )  # fmt: skip
+        for way in args.ways or (ways if device.type == "cuda" else ["off", "generate"]):
+            try:
+                engine, seconds = load(folder, way, max(args.streams))
+                print(f"{way}: warm after {seconds:.1f} s", flush=True)
+                clock.reset_peak()
+                for count in args.streams:
+                    row = measure(engine, args, count)
+                    table.add(way=way, x_loop=count * plain / row["RTF"], GiB=clock.peak, **row)
+                if args.profile:
+                    args.profile = profile(engine, max(args.streams), 24)
+            except RuntimeError:
+                traceback.print_exc()
             engine.close()
-    if device.type == "cuda":
-        print("\nCUDA graphs:", "recorded" if recorded else "could not be recorded")
-    save("speech.json", [table], device=str(device), torch=torch.__version__, frames=args.frames, graphs=recorded)
+            save("speech.json", [table], device=str(device), torch=torch.__version__, frames=args.frames)
 
 
 if __name__ == "__main__":

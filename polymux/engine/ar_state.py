@@ -17,7 +17,7 @@ from polymux.ar.paged_cache import PagedCache, Room, Shape
 from polymux.ar.runner import Runner
 from polymux.ar.scheduler import Scheduler
 from polymux.ar.step_graphs import Graphs
-from polymux.config import EngineConfig
+from polymux.config import EngineConfig, use_compile_cache
 from polymux.decoding_config import GIB, SHARE_OF_THE_GPU, TOKENS_OF_A_STEP, DecodingConfig
 from polymux.errors import ConfigError
 from polymux.memory.measure import release
@@ -78,7 +78,10 @@ def graphs_of(settings: DecodingConfig, device: torch.device) -> Graphs:
         case "compiled" | "plain" as chosen:
             if not on_gpu:
                 raise ConfigError(f"decode_graphs={chosen!r}: {device} is no GPU", param="decode_graphs")
-            return "compiled" if chosen == "compiled" else "plain"
+            if chosen == "plain":
+                return "plain"
+            log.info("layers are compiled at the first start; kept in %s", use_compile_cache())
+            return "compiled"
         case "auto" if on_gpu:
             return "plain"
     return "off"
