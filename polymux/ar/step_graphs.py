@@ -68,13 +68,9 @@ class StepGraphs:
         if not self._captures:
             return
         start = time.perf_counter()
-        try:
-            for size in reversed(self.sizes):
-                self._size(size)
-        except RuntimeError as error:  # what a device or its libraries say to a capture
-            log.warning("steps are not captured, and run kernel by kernel: %s", str(error).partition("\n")[0])
-            self._captures, self._mode = False, "off"
-            self._sizes.clear()
+        for size in reversed(self.sizes):
+            self._size(size)
+        if not self._captures:
             return
         log.info("captured steps of %s sequences in %.1f s", self.sizes, time.perf_counter() - start)
 
@@ -97,9 +93,24 @@ class StepGraphs:
             staged = [torch.zeros(3, tokens, dtype=torch.long, pin_memory=pinned) for _ in range(STAGES)]
             size = self._sizes[tokens] = _Size(packed, staged)
             if self._captures:
-                size.fill([], [], [], nobody=self._cache.rows)
-                self._capture(size)
+                self._try_capture(size)
         return self._sizes[tokens]
+
+    def _try_capture(self, size: _Size) -> None:
+        """If it cannot be, as fewer and fewer things are tried, it has no graph."""
+        size.fill([], [], [], nobody=self._cache.rows)
+        while self._captures:
+            try:
+                self._capture(size)
+                return
+            except RuntimeError as error:  # what a compiler, a device or its libraries say to it
+                what = str(error).strip().partition("\n")[0]
+                if self._mode == "compiled":
+                    log.warning("layers are not compiled: %s", what)
+                    self._mode = "plain"
+                else:
+                    log.warning("steps are not captured, and run kernel by kernel: %s", what)
+                    self._captures, self._mode = False, "off"
 
     def _capture(self, size: _Size) -> None:
         steps = size.steps

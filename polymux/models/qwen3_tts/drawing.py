@@ -38,7 +38,7 @@ def noise(key: Tensor, number: Tensor, codes: int) -> Tensor:
     """Gumbel noise (rows, codes): the largest of logits and noise is a draw of their softmax. `key` (rows); `number`
     (rows): of the draw, of which no key has two."""
     code = torch.arange(codes, device=key.device)
-    bits = _mixed(_mixed(key + number * _STEP)[:, None] + (code + 1) * _STEP)
+    bits = _mixed(_mixed(key + number * _STEP)[:, None] + code)
     share = (_shifted(bits, 64 - _BITS).float() + 0.5) * 2.0**-_BITS
     return -(-share.log()).log()
 
