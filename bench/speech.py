@@ -10,7 +10,7 @@ began with the first one, has heard all that was there. Ways: sentences go on to
 (compiled, plain, off), or each in a loop of its own (--decoding generate). "loop" runs the same modules in a plain
 loop, one request after the other, without an engine, in the same run: its RTF is that of a stream that waits for
 nobody, "x loop" how many times more sound per second the others make. "talker" and "codec" are the seconds that a run
-of them takes. --profile: what the kernels take, of the first of --ways and the most streams.
+of them takes. --profile: what the kernels of six frames take, of the first of --ways and the fewest streams.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ import transformers as T
 from report import Clock, Table, save
 
 from polymux.config import EngineConfig
-from polymux.engine.device import resolve_device
 from polymux.engine.answering import load_speaking
+from polymux.engine.device import resolve_device
 from polymux.engine.generate_engine import GenerateEngine
 from polymux.families.qwen3_tts import CHUNK
 from polymux.loading import auto_dtype
@@ -198,6 +198,8 @@ def profile(engine: GenerateEngine, count: int, frames: int) -> None:
     kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=kinds) as profiler:
         streams(engine, count, frames)
+    cuda = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    print(f"{len(cuda)} kernels")
     table = profiler.key_averages().table(sort_by="self_cuda_time_total", row_limit=40, max_name_column_width=70)
     print(f"\n{frames} frames of {count} streams\n", table, flush=True)
     print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=30, max_name_column_width=50))
@@ -257,7 +259,7 @@ def main() -> None:
                     row = measure(engine, args, count)
                     table.add(way=way, x_loop=count * plain / row["RTF"], GiB=clock.peak, **row)
                 if args.profile:
-                    args.profile = profile(engine, max(args.streams), 24)
+                    args.profile = profile(engine, min(args.streams), 6)
             except RuntimeError:
                 traceback.print_exc()
             engine.close()

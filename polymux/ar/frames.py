@@ -181,9 +181,7 @@ class FrameBatch:
         wholes: dict[int, list[Span]] = defaultdict(list)
         for length, end in zip(lengths, ends.tolist(), strict=True):
             wholes[(length - 1).bit_length()].append((end - length, end))
-        slots = [
-            self._cache.slot(self._held[row], i) for row, n in zip(rows, lengths, strict=True) for i in range(n)
-        ]
+        slots = [self._cache.slot(self._held[row], i) for row, n in zip(rows, lengths, strict=True) for i in range(n)]
         self._cache.batch = Stretches(
             self._upload(np.array(slots)), (), tuple(side_by_side(spans, self._upload) for spans in wholes.values())
         )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._dynamo.config import patch as dynamo_settings
 
+Run = Callable[..., Any]
 MOST_GRAPHS = 32  # of a class's forward: one row, any number of rows, and this for each width
 # Weights are read at the memory's full speed for a single row.
 _OPTIONS: dict[str, Any] = {"coordinate_descent_tuning": True}
@@ -23,12 +24,13 @@ _OPTIONS: dict[str, Any] = {"coordinate_descent_tuning": True}
 class CompiledLayers:
     """Of some decoders: the members of their lists of layers."""
 
-    def __init__(self, *decoders: torch.nn.Module) -> None:
+    def __init__(self, *decoders: torch.nn.Module, backend: str = "inductor") -> None:
         self._on = False
-        kinds: dict[type, Callable[..., Any]] = {}
+        self._how: dict[str, Any] = {"backend": backend} | ({"options": _OPTIONS} if backend == "inductor" else {})
+        kinds: dict[type, Run] = {}
         for layer in (layer for decoder in decoders for layer in _repeated(decoder)):
             forward = type(layer).forward
-            kind = kinds.setdefault(type(layer), torch.compile(forward, options=_OPTIONS))
+            kind = kinds.setdefault(type(layer), torch.compile(forward, **self._how))
             layer.__dict__["forward"] = functools.partial(self._forward, layer, layer.forward, kind)
 
     @contextmanager
@@ -43,7 +45,7 @@ class CompiledLayers:
 
     def function(self, given: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """The same, compiled where layers are."""
-        compiled = torch.compile(given, options=_OPTIONS)
+        compiled = torch.compile(given, **self._how)
 
         def run(*args: Any) -> torch.Tensor:
             return compiled(*args) if self._on else given(*args)
@@ -51,7 +53,12 @@ class CompiledLayers:
         return run
 
     def _forward(
-        self, layer: torch.nn.Module, original: Callable[..., Any], compiled: Callable[..., Any], *args: Any, **named: Any
+        self,
+        layer: torch.nn.Module,
+        original: Callable[..., Any],
+        compiled: Callable[..., Any],
+        *args: Any,
+        **named: Any,
     ) -> Any:
         return compiled(layer, *args, **named) if self._on else original(*args, **named)
 

@@ -10,11 +10,11 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from logging import getLogger
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
-from polymux.ar.network import Network
+from polymux.ar.layers import CompiledLayers
 from polymux.ar.paged_cache import PagedCache, Steps
 
 log = getLogger(__name__)
@@ -22,6 +22,15 @@ log = getLogger(__name__)
 Graphs = Literal["compiled", "plain", "padded", "off"]
 WARM = 2  # runs before a capture
 STAGES = 3  # of buffers on the host: what is copied to the device is not overwritten before it has got there
+
+
+class Stepped(Protocol):
+    """A network, as a step runs it: tokens and their positions to a row of numbers for each."""
+
+    @property
+    def layers(self) -> CompiledLayers: ...
+
+    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, keep: Any, cache: int) -> torch.Tensor: ...
 
 
 @dataclass
@@ -50,7 +59,7 @@ class _Size:
 class StepGraphs:
     """`last` (rows): the token that each row goes on with. Mode `padded`: all that graphs need, and none."""
 
-    def __init__(self, network: Network, cache: PagedCache, last: torch.Tensor, mode: Graphs) -> None:
+    def __init__(self, network: Stepped, cache: PagedCache, last: torch.Tensor, mode: Graphs) -> None:
         self._cache, self._last, self._mode = cache, last, mode
         self._network = network
         self._sizes: dict[int, _Size] = {}

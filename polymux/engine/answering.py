@@ -1,4 +1,4 @@
-"""Which engine answers or speaks: the one in which requests go on together, or that in which each is a loop of its own."""
+"""Which engine answers or speaks: one in which requests go on together, or one in which each is a loop of its own."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The engine of models that speak frame by frame: the sentences of all requests are written together.
 
-A sentence is prepared in a session (which voice it has, what its prompt is), and then has a row in a batch of which each
-step writes one frame of every row. What has been written becomes sound in parts, those of several sentences at once. On
-a GPU a step is launched before the codes of the one before are known. Knows requests and their sentences; not what
-codes mean, and nothing of processes.
+A sentence is prepared in a session (which voice it has, what its prompt is), and then has a row in a batch: each step
+writes one frame of every row. What has been written becomes sound in parts, those of several sentences at once. On a
+GPU a step is launched before the codes of the one before are known. Knows requests and their sentences; not what codes
+mean, and nothing of processes.
 """
 
 from __future__ import annotations
@@ -59,6 +59,9 @@ class FrameEngine(GenerateEngine):
         self._make_batch()
 
     def _make_batch(self) -> None:
+        """The model has come. It runs as a whole: nobody captures calls of its parts."""
+        for component in self.loaded.components:
+            component.detach()
         self._writer = self.family.adapter.writer(self.loaded.parts)
         with torch.no_grad():
             self._batch = new_frame_batch(self.config, self._writer, self.device)
@@ -111,7 +114,9 @@ class FrameEngine(GenerateEngine):
             self._waiting.append(Sentence(job, session.index, result, result.kept))
             return
         what = f"after {result.embeds.shape[1]} positions of its prompt, {result.most} do not fit in the cache"
-        self._fail(job, InvalidRequestError(f"max_new_tokens: {what} (--kv-cache-memory-bytes)", "max_new_tokens"))
+        self._fail(
+            job, InvalidRequestError(f"max_new_tokens: {what} (--kv-cache-memory-bytes)", param="max_new_tokens")
+        )
 
     def _deliver(self, idle: bool) -> None:
         worked = self._write()

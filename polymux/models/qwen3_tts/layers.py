@@ -38,7 +38,7 @@ class Few:
 def few(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
     """What layers call: (rows, heads, 1, channels), and (rows, fewer heads, positions, channels), of which a mask
     (positions) says which are there. As products and sums, which are fused to one kernel where they are compiled."""
-    rows, heads, positions, channels = key.shape
+    rows, heads, _, channels = key.shape
     grouped = query.view(rows, heads, -1, 1, channels).float()
     scores = (grouped * key[:, :, None].float()).sum(-1) * kwargs["scaling"]
     shares = scores.masked_fill(~attention_mask, -torch.inf).softmax(-1)

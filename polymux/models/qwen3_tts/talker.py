@@ -25,8 +25,8 @@ FEWEST = 2  # first codes before the end may be drawn
 class Rows(NamedTuple):
     """What is known of each row: `key` (rows) of its noise; `how` (rows, 2, columns), settings of the first code and of
     the others, see `drawing`; `seen` (rows, codes), first codes that were drawn before; `frame` (rows), how many calls
-    it has had, its prompt and its frames. Of a frame, `state` (rows, 1, channels) and `code` (rows), which the last call
-    gave."""
+    it has had, its prompt and its frames. Of a frame, `state` (rows, 1, channels) and `code` (rows), which the last
+    call gave."""
 
     key: Tensor
     how: Tensor
@@ -72,7 +72,8 @@ class PredictorLayers(Layers):
         return self.codec_embedding[number].get_parameter("weight")
 
     def frame(self, rows: int, positions: int, like: Tensor) -> Callable[[Tensor, int], Tensor]:
-        """The layers for one frame: from (rows, 1, channels) at a position, in their order, to (rows, channels), not normed."""
+        """The layers for one frame: from (rows, 1, channels) at a position, in their order, to (rows, channels), which
+        are not normed."""
         config = self.config
         shape = (rows, config.num_key_value_heads, positions, config.head_dim)
         kept = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in self.layers]
@@ -112,7 +113,7 @@ class CodePredictor(torch.nn.Module):
         new, total, codes = first, first, []
         for i, head in enumerate(self.lm_head):
             made = frame(self.small_to_mtp_projection(new), i + 1)
-            code = self.choose(made, self.model.norm, head.weight, rows.key, number + i + 1, how)
+            code = self.choose(made, self.model.norm, head.get_parameter("weight"), rows.key, number + i + 1, how)
             codes.append(code)
             new = embedding(code[:, None], self.model.table(i))
             total = total + new
@@ -193,17 +194,17 @@ class Talker(torch.nn.Module):
 
     def first(self, state: Tensor, rows: Rows) -> Rows:
         """Draws the first code of the next frame, which is a sound or the end, from a state (rows, 1, channels)."""
-        number, how = rows.frame * self.groups, rows.how[:, 0]
-        code = self._choose(self.codec_head(state[:, 0]), rows.seen, rows.frame, self.end, rows.key, number, how)
+        code = self._choose(self.codec_head(state[:, 0]), rows, rows.frame * self.groups, self.end)
         seen = rows.seen.scatter(1, code[:, None], True)
         return Rows(rows.key, rows.how, seen, rows.frame + 1, state, code)
 
 
-def _first(logits: Tensor, seen: Tensor, frame: Tensor, end: int, key: Tensor, number: Tensor, how: Tensor) -> Tensor:
+def _first(logits: Tensor, rows: Rows, number: Tensor, end: int) -> Tensor:
     """Of logits (rows, codes), the last of which are no sounds; one of these is the end, which may come later only."""
+    how = rows.how[:, 0]
     codes = torch.arange(logits.shape[1], device=logits.device)
-    barred = ((codes >= len(codes) - SPECIAL) & (codes != end)) | ((codes == end) & (frame < FEWEST)[:, None])
-    return draw(penalised(logits, seen, how).masked_fill(barred, -torch.inf), key, number, how)
+    barred = ((codes >= len(codes) - SPECIAL) & (codes != end)) | ((codes == end) & (rows.frame < FEWEST)[:, None])
+    return draw(penalised(logits, rows.seen, how).masked_fill(barred, -torch.inf), rows.key, number, how)
 
 
 def _other(hidden: Tensor, norm: torch.nn.Module, head: Tensor, key: Tensor, number: Tensor, how: Tensor) -> Tensor:
