@@ -45,7 +45,7 @@ class DecodingConfig(Checked):
     decode_graphs: str = knob(
         "auto",
         "how a step runs on a GPU: compiled: fused kernels in a CUDA graph; plain: the model's own kernels in one; "
-        "off: kernel by kernel; auto: plain on a GPU, off on a CPU",
+        "off: kernel by kernel; auto: compiled on a GPU, off on a CPU",
         choices=("auto", "compiled", "plain", "off"),
     )
 

@@ -107,7 +107,7 @@ class _Network:
         """ids: the rows themselves."""
         rows = self.of(ids)
         codes, total = self.writer.frame(rows)
-        embeds = (total + self._text(ids, rows.frame - 1)).transpose(0, 1)
+        embeds = total.transpose(0, 1).contiguous() + self._text(ids, rows.frame - 1)
         state = self.writer.through(embeds, positions[None], attention_mask=None, paged=cache)
         now = self.writer.first(state.transpose(0, 1), rows)
         self.put(ids, now)
@@ -137,7 +137,7 @@ class _Network:
 
     def _text(self, ids: Tensor, frame: Tensor) -> Tensor:
         said = self.trailing[ids, frame.clamp(0, self.trailing.shape[1] - 1)]
-        return torch.where((frame < self.trails[ids])[:, None], said, self.after)[:, None]
+        return torch.where((frame < self.trails[ids])[:, None], said, self.after)[None]
 
 
 class FrameBatch:

@@ -75,15 +75,13 @@ def graphs_of(settings: DecodingConfig, device: torch.device) -> Graphs:
     """Raises ConfigError for what a device cannot do."""
     on_gpu = device.type == "cuda"
     match settings.decode_graphs:
-        case "compiled" | "plain" as chosen:
-            if not on_gpu:
-                raise ConfigError(f"decode_graphs={chosen!r}: {device} is no GPU", param="decode_graphs")
-            if chosen == "plain":
-                return "plain"
+        case "compiled" | "plain" as chosen if not on_gpu:
+            raise ConfigError(f"decode_graphs={chosen!r}: {device} is no GPU", param="decode_graphs")
+        case "plain":
+            return "plain"
+        case "compiled" | "auto" if on_gpu:
             log.info("layers are compiled at the first start; kept in %s", use_compile_cache())
             return "compiled"
-        case "auto" if on_gpu:
-            return "plain"
     return "off"
 
 
