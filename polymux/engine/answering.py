@@ -1,4 +1,4 @@
-"""Which engine answers: the one whose answers go on together, or the one in which each is a loop of its own."""
+"""Which engine answers: the one whose answers go on together, the one in which each is a loop of its own, or vLLM."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ from polymux.knobs import check_unchanged
 
 def load_answering(config: EngineConfig) -> StageEngine:
     """Load the model, and what it answers with. Raises CheckpointError, ConfigError."""
+    if config.decoding.elsewhere:
+        from polymux.engine.vllm_engine import VllmEngine
+
+        return VllmEngine.load(config)
     device = prepare_device(config)
     model = GenerateModel.load(config, device)
     settings = config.decoding
