@@ -17,7 +17,11 @@ from polymux.errors import ConfigError
 from polymux.knobs import Checked, check_unchanged
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_START = "VLLM_WORKER_MULTIPROCESSING_METHOD"
+_DEFAULTS = {  # of vLLM's own variables, where nobody has set them
+    "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",  # not forked: the stage's process has threads
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # as all logs; what is written to stdout is an answer
+    "VLLM_NO_USAGE_STATS": "1",  # it would report itself to its makers
+}
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _TAKEN = {  # of each group, what acts on such a stage, or on all stages alike
     "model": ("model", "revision", "cache_dir", "dtype", "load_format"),
@@ -59,8 +63,8 @@ def claim(config: EngineConfig) -> str:
     name, count = config.device.device, config.parallel.tensor_parallel_size
     environment = stage_environment()
     chosen = _chosen(name, count, environment.get(_VISIBLE))
-    # Not forked: this process has threads.
-    adopt(({} if chosen is None else {_VISIBLE: chosen}) | {_START: environment.get(_START) or "spawn"})
+    unset = {name: value for name, value in _DEFAULTS.items() if name not in environment}
+    adopt(unset if chosen is None else unset | {_VISIBLE: chosen})
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     if not name.startswith(("auto", kind)):
         there = "it would run on a GPU: there is one" if kind == "cuda" else "there is no GPU"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from source_tree import ROOT
 
 from polymux.config import EngineConfig
@@ -18,7 +20,7 @@ from polymux.engine.answering import load_answering
 from polymux.engine.base import StageEngine
 from polymux.engine.engines import engine_for
 from polymux.engine.vllm_engine import VllmEngine
-from polymux.engine.vllm_settings import _chosen, arguments
+from polymux.engine.vllm_settings import _DEFAULTS, _chosen, arguments
 from polymux.errors import ConfigError, InvalidRequestError, NotReadyError, StageDeadError
 from polymux.orchestrator.plan import plan_of
 from polymux.request import Event, Failed, Finished, Message, Part, Progress, Request, SamplingParams, TextPiece
@@ -34,7 +36,9 @@ def names() -> list[str]:
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the engine sets is unset again."""
-    monkeypatch.setenv("VLLM_WORKER_MULTIPROCESSING_METHOD", "")
+    for name in _DEFAULTS:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -216,7 +220,16 @@ def test_sleeping_changes_nothing(load: Load, vllm: Any, monkeypatch: pytest.Mon
     assert not engine.busy
 
 
-def test_settings_become_vllms(load: Load, vllm: Any, tiny_checkpoint: Callable[..., Path]) -> None:
+def test_what_sleep_gives_back_is_what_the_gpus_have_less(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load(tensor_parallel_size=2)
+    monkeypatch.setattr(engine, "_hosted", dataclasses.replace(engine._hosted, kind="cuda"))
+    monkeypatch.setattr(torch.cuda, "device_memory_used", lambda gpu: (100 if engine._engine else 30) + gpu)
+    assert engine.sleep(2) == 2 * 70
+
+
+def test_settings_become_vllms(
+    load: Load, vllm: Any, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags: dict[str, Any] = {
         "max_num_seqs": 3,
         "max_num_batched_tokens": 64,
@@ -227,7 +240,9 @@ def test_settings_become_vllms(load: Load, vllm: Any, tiny_checkpoint: Callable[
         "tensor_parallel_size": 2,
         "enforce_eager": True,
     }
+    monkeypatch.setenv("VLLM_NO_USAGE_STATS", "0")
     load(**flags, dtype="bf16")
+    assert {name: os.environ[name] for name in _DEFAULTS} == _DEFAULTS | {"VLLM_NO_USAGE_STATS": "0"}
     assert vars(vllm.AsyncLLMEngine.started[-1]) == vars(vllm.AsyncEngineArgs()) | flags | {
         "model": str(tiny_checkpoint("qwen3-lm").resolve()),
         "dtype": "bfloat16",
