@@ -25,6 +25,7 @@ _FIELDS = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed")},
     **{f"{name}_penalty": f"{name}_penalty" for name in ("repetition", "frequency", "presence")},
 }
+_OF_FORMS = ("grammar", "schema", "structur")
 
 
 @dataclass(frozen=True)
@@ -94,16 +95,18 @@ class Vllm:
                 output_kind=self.delta,
             )
         except self.refusals as error:
-            raise self.refused(error) from None
+            raise self.refused(error, request) from None
         if made.temperature != drawing.temperature:
             what = f"vllm {self.version} would take {made.temperature:g} in place of it"
             raise InvalidRequestError(f"temperature={drawing.temperature:g}: {what}", param="temperature")
         return made
 
-    def refused(self, error: Exception) -> InvalidRequestError:
+    def refused(self, error: Exception, request: Request) -> InvalidRequestError:
         """What vLLM says to a request, with the field that it names, as that is called here."""
         text = str(error).strip() or type(error).__name__
         param = next((name for theirs, name in _FIELDS.items() if theirs in text.casefold()), None)
+        if param is None and any(word in text.casefold() for word in _OF_FORMS):
+            param = "tools" if request.tools is not None and request.tools.constrains else "json_schema"
         named = f"{param}: " if param is not None else ""
         return InvalidRequestError(f"{named}vllm {self.version} refuses the request: {text[:300]}", param=param)
 

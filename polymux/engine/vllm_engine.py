@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import copy
 import itertools
+import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ from polymux.parcel import Chunk
 from polymux.request import Capabilities, Event, Failed, FinishReason, Progress, Request, StageStats
 from polymux.sampling import sampling_of
 from polymux.validation import refuse, validate
+
+log = logging.getLogger(__name__)
 
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 
@@ -273,8 +276,10 @@ class VllmEngine:
         if self._engine.errored:
             self._death = error
             self._news.set()
+        elif self._jobs.get(job.request.request_id) is not job:
+            log.info("vllm, of a request that has ended: %s: %s", type(error).__name__, error)
         elif job.begun is not None and not job.tokens and isinstance(error, vllm.refusals):
-            self._fail(job, vllm.refused(error))
+            self._fail(job, vllm.refused(error, job.request))
         else:
             self._fail(job, as_polymux_error(error, drop_frames(error), computing=job.begun is not None))
 

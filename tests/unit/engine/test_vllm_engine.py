@@ -24,6 +24,7 @@ from polymux.engine.vllm_settings import _DEFAULTS, _chosen, arguments
 from polymux.errors import ConfigError, InvalidRequestError, NotReadyError, StageDeadError
 from polymux.orchestrator.plan import plan_of
 from polymux.request import Event, Failed, Finished, Message, Part, Progress, Request, SamplingParams, TextPiece
+from polymux.tools import Tool, ToolUse
 
 BREAKS, DIES, TIRES = 13, 666, 404  # seeds, see the stand-in
 Load = Callable[..., VllmEngine]
@@ -185,6 +186,27 @@ def test_an_abort_reaches_vllm_and_nobody_else(load: Load) -> None:
     assert not engine._engine.running and len(engine._engine.aborted) == 1 and not engine.busy
     assert answer(engine, tokens=100, do_sample=False, stop=(wanted[1],)).finish_reason == "stop"
     assert not engine._engine.running and len(engine._engine.aborted) == 2 and not engine.busy
+
+
+def test_whose_fault_a_form_is(load: Load) -> None:
+    hosted, error = load()._hosted.vllm, ValueError("Failed to transform the schema into a grammar")
+    use = ToolUse((Tool("f", None, {"type": "object"}),), choice="required")
+    assert hosted.refused(error, request()).param == "json_schema"
+    assert hosted.refused(error, Request(request_id="a", prompt="a", tools=use)).param == "tools"
+    assert hosted.refused(ValueError("no"), request()).param is None
+
+
+def test_what_fails_after_the_end_of_an_answer_is_only_logged(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load()
+    text = answer(engine, do_sample=False).text
+
+    async def fails(name: str) -> None:
+        raise RuntimeError("no such request")
+
+    monkeypatch.setattr(engine._engine, "abort", fails)
+    end = answer(engine, do_sample=False, stop=(text[1],))
+    assert end.finish_reason == "stop" and not engine.busy
+    assert answer(engine, do_sample=False).text == text
 
 
 def test_failures(load: Load) -> None:
