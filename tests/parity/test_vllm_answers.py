@@ -1,7 +1,7 @@
 """Answers of the real vLLM are those of the engine here.
 
-Only where vLLM is installed and can run; starting takes it half a
-minute."""
+Only where vLLM is installed and can run; starting takes it half a minute.
+"""
 
 from __future__ import annotations
 
