@@ -19,8 +19,8 @@ class DecodingConfig(Checked):
     decoding: str = knob(
         "auto",
         "paged: all answers go on together, in one batch over a shared cache; generate: each in a loop of its own; "
-        "auto: paged for the models of which it is proven",
-        choices=("auto", "paged", "generate"),
+        "auto: paged for the models of which it is proven; vllm: as an installed vLLM has them go on",
+        choices=("auto", "paged", "generate", "vllm"),
     )
     max_num_batched_tokens: int | None = knob(
         None, f"tokens that one step computes (default: {TOKENS_OF_A_STEP}); longer prompts take several", minimum=1
@@ -48,6 +48,11 @@ class DecodingConfig(Checked):
         "off: kernel by kernel; auto: compiled on a GPU, off on a CPU",
         choices=("auto", "compiled", "plain", "off"),
     )
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether processes that are not polymux's have the model, and its ranks."""
+        return self.decoding == "vllm"
 
     def __post_init__(self) -> None:
         super().__post_init__()

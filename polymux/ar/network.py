@@ -54,7 +54,11 @@ def refusal(model: Any) -> str | None:
         return "not all of its layers look at everything before"
     if _ROPES & {*map(str, _values(getattr(config, "rope_parameters", None) or {}))}:
         return "where its tokens stand depends on the longest of those beside them"
-    settings = model.generation_config
+    return beyond(model.generation_config)
+
+
+def beyond(settings: Any) -> str | None:
+    """What a checkpoint's settings of generation ask for that a `Drawing` does not hold, if there is something."""
     odd = [name for name, plain in _BEYOND.items() if getattr(settings, name, None) not in (None, plain, False)]
     return f"its generation_config.json sets {', '.join(odd)}" if odd else None
 

@@ -1,4 +1,4 @@
-"""Which engine answers or speaks: one in which requests go on together, or one in which each is a loop of its own."""
+"""Which engine answers or speaks: one in which requests go on together, one in which each is a loop of its own, vLLM."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from polymux.ar.network import refusal
 from polymux.config import EngineConfig
+from polymux.decoding_config import DecodingConfig
 from polymux.engine.ar_engine import ArEngine
 from polymux.engine.base import StageEngine
 from polymux.engine.chat_engine import ChatEngine
@@ -23,12 +24,15 @@ from polymux.knobs import check_unchanged
 
 def load_answering(config: EngineConfig) -> StageEngine:
     """Load the model, and what it answers with. Raises CheckpointError, ConfigError."""
+    if config.decoding.elsewhere:
+        from polymux.engine.vllm_engine import VllmEngine
+
+        return VllmEngine.load(config)
     device = prepare_device(config)
     model = GenerateModel.load(config, device)
     settings = config.decoding
     if settings.decoding == "generate":
-        others = [name for name in vars(settings) if name != "decoding"]
-        check_unchanged(settings, "acts only without --decoding generate", others)
+        _check_apart(settings)
         return ChatEngine(config, model, device)
     why = unpaged(config, model)
     if why is None:
@@ -39,6 +43,8 @@ def load_answering(config: EngineConfig) -> StageEngine:
 
 def load_speaking(config: EngineConfig) -> StageEngine:
     """The same for models that speak. Raises CheckpointError, ConfigError."""
+    if config.decoding.elsewhere:
+        raise ConfigError("decoding='vllm': runs language models, and this one speaks", param="decoding")
     device = prepare_device(config)
     model = GenerateModel.load(config, device)
     settings, family = config.decoding, model.family
@@ -50,9 +56,13 @@ def load_speaking(config: EngineConfig) -> StageEngine:
             return FrameEngine(config, model, device)
         check_unchanged(settings, f"cannot act on this model: {why}")
     elif family.framed:
-        others = [name for name in vars(settings) if name != "decoding"]
-        check_unchanged(settings, "acts only without --decoding generate", others)
+        _check_apart(settings)
     return GenerateEngine(config, model, device)
+
+
+def _check_apart(settings: DecodingConfig) -> None:
+    others = [name for name in vars(settings) if name != "decoding"]
+    check_unchanged(settings, "acts only without --decoding generate", others)
 
 
 def unpaged(config: EngineConfig, model: GenerateModel) -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from dataclasses import replace as changed
 
 import torch
 from msgspec.structs import replace
@@ -23,7 +22,7 @@ from polymux.config import EngineConfig
 from polymux.diffusion.run_log import RunLog
 from polymux.diffusion.timing import Elapsed, Stopwatch
 from polymux.diffusion.tracebacks import drop_frames
-from polymux.engine.ar_job import ArJob, sequence_of
+from polymux.engine.ar_job import ArJob, fitted, sequence_of
 from polymux.engine.ar_state import ArState
 from polymux.engine.chat_inputs import question_of
 from polymux.engine.chat_model import described
@@ -34,13 +33,7 @@ from polymux.engine.seeds import seed_of
 from polymux.engine.transformers_engine import IDLE_S
 from polymux.engine.warmup import run_first_that_works
 from polymux.engine.writing import Writer
-from polymux.errors import (
-    InvalidRequestError,
-    NotReadyError,
-    OutOfMemoryError,
-    PolymuxError,
-    RequestAbortedError,
-)
+from polymux.errors import NotReadyError, OutOfMemoryError, PolymuxError, RequestAbortedError
 from polymux.families.chat import ChatCall, ChatFamily
 from polymux.families.generate import Parts
 from polymux.memory.measure import device_bytes, release, resident_bytes, used_bytes
@@ -241,19 +234,8 @@ class ArEngine:
         """In the thread."""
         with torch.no_grad():
             question = question_of(request, params, self._described, self._config.limits.max_audio_seconds)
-            call = self._fitted(self._family.adapter.ask(parts, question), params)
+            call = fitted(self._family.adapter.ask(parts, question), params, self._described.context or 0)
             return self._holding.held(parts, request, params, call)
-
-    def _fitted(self, call: ChatCall, params: SamplingParams) -> ChatCall:
-        """With no more steps than there is room for. Raises InvalidRequestError if more are asked for."""
-        room = (self._described.context or 0) - call.prompt_tokens
-        if room < min(call.steps, params.max_new_tokens or 1):
-            param = "prompt" if room < 1 else "max_new_tokens"
-            left = f"for {room} more" if room > 0 else f"for {self._described.context}, with an answer"
-            what = f"the conversation has {call.prompt_tokens} tokens, and the cache has room {left}"
-            raise InvalidRequestError(f"{param}: {what} (--kv-cache-memory-bytes)", param=param)
-        ids = call.arguments["input_ids"].cpu()  # here in the thread: it waits for the device
-        return changed(call, arguments=call.arguments | {"input_ids": ids}, steps=min(call.steps, room))
 
     def _admit(self, state: ArState) -> None:
         """Those that are prepared join the queue."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from transformers import GenerationConfig
 
 from polymux.ar.sequence import Drawing, Sequence
 from polymux.engine.writing import Writer
+from polymux.errors import InvalidRequestError
 from polymux.families.chat import ChatCall
 from polymux.request import Finished, FinishReason, Progress, Request, RequestMetrics, SamplingParams, TextPiece
 
@@ -63,10 +64,21 @@ class ArJob:
         return "stop" if ended else "length"
 
 
-def sequence_of(job: ArJob, params: SamplingParams, settings: GenerationConfig) -> Sequence:
-    """Its prompt, and how its tokens are drawn: as the request says, else as the checkpoint does."""
-    assert job.call is not None
-    given = job.call.arguments
+def fitted(call: ChatCall, params: SamplingParams, context: int) -> ChatCall:
+    """With no more steps than there is room for. Raises InvalidRequestError if more are asked for."""
+    room = context - call.prompt_tokens
+    if room < min(call.steps, params.max_new_tokens or 1):
+        param = "prompt" if room < 1 else "max_new_tokens"
+        left = f"for {room} more" if room > 0 else f"for {context}, with an answer"
+        what = f"the conversation has {call.prompt_tokens} tokens, and the cache has room {left}"
+        raise InvalidRequestError(f"{param}: {what} (--kv-cache-memory-bytes)", param=param)
+    ids = call.arguments["input_ids"].cpu()  # here, where requests are prepared: it waits for the device
+    return replace(call, arguments=call.arguments | {"input_ids": ids}, steps=min(call.steps, room))
+
+
+def drawing_of(call: ChatCall, params: SamplingParams, settings: GenerationConfig, seed: int) -> Drawing:
+    """How its tokens are drawn: as the request says, else as the checkpoint does."""
+    given = call.arguments
 
     def setting(name: str, usual: float) -> float:
         value = given.get(name)
@@ -74,7 +86,7 @@ def sequence_of(job: ArJob, params: SamplingParams, settings: GenerationConfig) 
         return usual if value is None else float(value)
 
     draws = bool(setting("do_sample", False))
-    drawing = Drawing(
+    return Drawing(
         temperature=setting("temperature", 1.0) if draws else 0.0,
         top_k=int(setting("top_k", USUAL_TOP_K)) if draws else 0,
         top_p=setting("top_p", 1.0),
@@ -82,13 +94,18 @@ def sequence_of(job: ArJob, params: SamplingParams, settings: GenerationConfig) 
         repetition_penalty=setting("repetition_penalty", 1.0),
         frequency_penalty=params.frequency_penalty or 0.0,
         presence_penalty=params.presence_penalty or 0.0,
-        seed=job.seed,
+        seed=seed,
     )
+
+
+def sequence_of(job: ArJob, params: SamplingParams, settings: GenerationConfig) -> Sequence:
+    """Its prompt, and how its tokens are drawn."""
+    assert job.call is not None
     return Sequence(
         name=job.request.request_id,
-        tokens=given["input_ids"][0].tolist(),
+        tokens=job.call.arguments["input_ids"][0].tolist(),
         limit=job.call.steps,
         ends=job.call.ends,
-        drawing=drawing,
+        drawing=drawing_of(job.call, params, settings, job.seed),
         constraint=job.call.constraint,
     )

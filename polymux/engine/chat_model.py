@@ -8,24 +8,31 @@ from polymux.config import EngineConfig
 from polymux.engine.constraint import can_constrain
 from polymux.engine.generate_model import GenerateModel
 from polymux.families.chat import ChatFamily
+from polymux.families.generate import Parts
 from polymux.request import Capabilities
 
 
 def described(model: GenerateModel, config: EngineConfig) -> Capabilities:
     """For a model of a `ChatFamily`."""
-    family, parts = model.family, model.parts
-    assert isinstance(family, ChatFamily)
+    assert isinstance(model.family, ChatFamily)
+    return answering(model.describe(config), model.family, model.parts, config, can_constrain())
+
+
+def answering(
+    known: Capabilities, family: ChatFamily, parts: Parts, config: EngineConfig, constrains: bool
+) -> Capabilities:
+    """`known`: what it takes and makes, but for answers. `constrains`: they can be held to JSON and calls."""
     adapter = family.adapter
     makes = adapter.makes(parts)
     speaks = "audio" in makes
     arguments = tuple(name for name in family.arguments if speaks or name != "voice")
     extra = tuple(name for name in family.extra if adapter.knows(parts, name))
     refused = {"partial_images": "there are none of text"}
-    if not can_constrain():
+    if not constrains:
         arguments = tuple(name for name in arguments if name != "json_schema")
         refused["json_schema"] = "the server lacks the package xgrammar, which polymux[structured] installs"
     return replace(
-        model.describe(config),
+        known,
         arguments=("prompt", *arguments, *extra),
         extra=extra,
         voices=adapter.voices(parts),

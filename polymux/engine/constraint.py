@@ -43,19 +43,11 @@ class Grammars:
     def json(self, schema: dict[str, Any], ends: Iterable[int]) -> Constraint:
         """The answer is JSON that fits a schema which `json_schema.check_schema` has passed. `ends`: tokens that end
         an answer. Raises InvalidRequestError."""
-        form = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_SPACES}
-        return self._constraint(form, ends, "json_schema")
+        return self._constraint(json_form(schema), ends, "json_schema")
 
     def calls(self, use: ToolUse, ends: Iterable[int]) -> Constraint:
         """The answer is calls of tools, or text that may end with such. Raises InvalidRequestError."""
-        tools = [tool for tool in use.tools if use.only in (None, tool.name)]
-        once = use.only is not None or not use.parallel
-        form: dict[str, Any] = {"tags": [_tag(tool) for tool in tools], "stop_after_first": once}
-        if use.choice == "auto" and use.only is None:
-            form |= {"type": "triggered_tags", "triggers": ["<tool_call>"], "at_least_one": False}
-        else:
-            form |= {"type": "tags_with_separator", "separator": "\n", "at_least_one": True}
-        return self._constraint(form, ends, "tools")
+        return self._constraint(calls_form(use), ends, "tools")
 
     def _constraint(self, form: dict[str, Any], ends: Iterable[int], name: str) -> Constraint:
         import xgrammar
@@ -64,7 +56,7 @@ class Grammars:
         if not stops:
             raise InvalidRequestError(f"{name}: the checkpoint names no token that ends an answer", param=name)
         try:
-            grammar = self._compiler.compile_structural_tag(json.dumps({"type": "structural_tag", "format": form}))
+            grammar = self._compiler.compile_structural_tag(structural_tag(form))
         except (RuntimeError, xgrammar.InvalidStructuralTagError) as error:
             why = str(error).strip().splitlines()[0].rpartition(".cc:")[2].partition(": ")[2] or "it is not known why"
             raise InvalidRequestError(f"{name}: no grammar can be made of it: {why[:200]}", param=name) from None
@@ -121,9 +113,28 @@ class Constrained(LogitsProcessor):  # type: ignore[misc]
         return scores.masked_fill(~allowed.to(scores.device), -torch.inf)
 
 
+def json_form(schema: dict[str, Any]) -> dict[str, Any]:
+    """JSON that fits a schema, in xgrammar's words."""
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_SPACES}
+
+
+def calls_form(use: ToolUse) -> dict[str, Any]:
+    """Calls of tools, or text that may end with such, in xgrammar's words."""
+    tools = [tool for tool in use.tools if use.only in (None, tool.name)]
+    once = use.only is not None or not use.parallel
+    form: dict[str, Any] = {"tags": [_tag(tool) for tool in tools], "stop_after_first": once}
+    if use.choice == "auto" and use.only is None:
+        return form | {"type": "triggered_tags", "triggers": ["<tool_call>"], "at_least_one": False}
+    return form | {"type": "tags_with_separator", "separator": "\n", "at_least_one": True}
+
+
+def structural_tag(form: dict[str, Any]) -> str:
+    """A form as JSON, as it is compiled."""
+    return json.dumps({"type": "structural_tag", "format": form})
+
+
 def _tag(tool: Tool) -> dict[str, Any]:
     """A call as `tools.CallFormat` writes it."""
     schema = tool.parameters if tool.parameters is not None else {"type": "object", "properties": {}}
-    content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_SPACES}
     begin = f'<tool_call>\n{{"name": {json.dumps(tool.name)}, "arguments": '
-    return {"type": "tag", "begin": begin, "content": content, "end": "}\n</tool_call>"}
+    return {"type": "tag", "begin": begin, "content": json_form(schema), "end": "}\n</tool_call>"}

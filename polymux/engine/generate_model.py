@@ -85,34 +85,7 @@ class GenerateModel:
 
     def describe(self, config: EngineConfig) -> Capabilities:
         """What it takes and makes."""
-        family, parts, adapter = self.family, self.parts, self.family.adapter
-        languages = adapter.languages(parts)
-        arguments = tuple(name for name in family.arguments if name != "language" or languages)
-        deaf = adapter.deaf(parts) if REFERENCE in arguments else None
-        if deaf is not None:
-            arguments = tuple(name for name in arguments if name not in (REFERENCE, "ref_text"))
-        without = adapter.without(parts)
-        arguments = tuple(name for name in arguments if name not in without)
-        refused = dict(without) | {"partial_images": "there are none of sound"}
-        if REFERENCE not in arguments:
-            why = f"{family.name} models speak with no voice of a recording: {family.unheard_because}"
-            refused[REFERENCE] = deaf or (why if family.speaks else "the model does not speak")
-        return msgspec.structs.replace(
-            self.facts(),
-            arguments=("prompt", *(name for name in arguments if name != REFERENCE), *family.extra),
-            required=("prompt",),
-            media={REFERENCE: 1} if REFERENCE in arguments else {},
-            sample_rate=adapter.sample_rate(parts),
-            refused=refused,
-            voices=adapter.voices(parts) if family.speaks else (),
-            languages=languages,
-            merges=config.scheduler.merge_decoding and bool(family.merge),
-            speaker_marks=adapter.speaker_marks(),
-            embedding_size=adapter.embedding_size(parts),
-            max_new_tokens=adapter.longest(parts, config.limits.max_audio_seconds),
-            extra=family.extra,
-            bounds=family.bounds,
-        )
+        return described_by(self.facts(), self.family, self.parts, config)
 
     def sleep(self) -> None:
         """Move everything to the host. Raises ConfigError, with everything in place, if it cannot."""
@@ -126,6 +99,38 @@ class GenerateModel:
         for component in self.components:
             component.detach()
         self.weights.close()
+
+
+def described_by(facts: Capabilities, family: GenerateFamily, parts: Parts, config: EngineConfig) -> Capabilities:
+    """What a model takes and makes, by what its family declares; `facts`: what is known of it otherwise."""
+    adapter = family.adapter
+    languages = adapter.languages(parts)
+    arguments = tuple(name for name in family.arguments if name != "language" or languages)
+    deaf = adapter.deaf(parts) if REFERENCE in arguments else None
+    if deaf is not None:
+        arguments = tuple(name for name in arguments if name not in (REFERENCE, "ref_text"))
+    without = adapter.without(parts)
+    arguments = tuple(name for name in arguments if name not in without)
+    refused = dict(without) | {"partial_images": "there are none of sound"}
+    if REFERENCE not in arguments:
+        why = f"{family.name} models speak with no voice of a recording: {family.unheard_because}"
+        refused[REFERENCE] = deaf or (why if family.speaks else "the model does not speak")
+    return msgspec.structs.replace(
+        facts,
+        arguments=("prompt", *(name for name in arguments if name != REFERENCE), *family.extra),
+        required=("prompt",),
+        media={REFERENCE: 1} if REFERENCE in arguments else {},
+        sample_rate=adapter.sample_rate(parts),
+        refused=refused,
+        voices=adapter.voices(parts) if family.speaks else (),
+        languages=languages,
+        merges=config.scheduler.merge_decoding and bool(family.merge),
+        speaker_marks=adapter.speaker_marks(),
+        embedding_size=adapter.embedding_size(parts),
+        max_new_tokens=adapter.longest(parts, config.limits.max_audio_seconds),
+        extra=family.extra,
+        bounds=family.bounds,
+    )
 
 
 def _captured(family: GenerateFamily, model: torch.nn.Module) -> dict[str, torch.nn.Module]:

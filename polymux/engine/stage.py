@@ -86,7 +86,7 @@ class Stage:
     def run(self, config: EngineConfig) -> None:
         """Load, report ready, serve. Raises what makes it impossible to go on."""
         self._profiler = _profiler_for(config)
-        alone = config.parallel.world_size == 1
+        alone = config.parallel.world_size == 1 or config.decoding.elsewhere
         engine = self._make_engine(config) if alone else self._make_ranks(config, self._give_up)
         if config.process.warmup:
             engine.warm_up()

@@ -61,7 +61,7 @@ def load_parts(config: EngineConfig, device: torch.device) -> tuple[GenerateFami
     check_settings(config, family)
     dtype = auto_dtype("fp32" if family.precise and config.model.dtype == "auto" else config.model.dtype, device)
     with quiet():
-        model = _whole_or_part(config, family, Part("model", _class(name), folder), device, dtype, options.flags)
+        model = _whole_or_part(config, family, Part("model", class_named(name), folder), device, dtype, options.flags)
         if config.stages.split_stages:
             beside = _beside_in_name(config, family, folder)
         else:
@@ -127,7 +127,7 @@ def check_settings(config: EngineConfig, family: GenerateFamily) -> None:
         raise ConfigError(f"voice_path: the voices of {family.name} are its own", param="voice_path")
 
 
-def _class(name: str) -> type:
+def class_named(name: str) -> type:
     with many_imports():
         found = own_class(name) or getattr(transformers, name, None)
     if not isinstance(found, type):
@@ -141,7 +141,7 @@ def _class(name: str) -> type:
 def _model(
     name: str, class_name: str, place: Path, device: torch.device, dtype: torch.dtype, flags: LoadFlags
 ) -> torch.nn.Module:
-    part = Part(name, _class(class_name), place)
+    part = Part(name, class_named(class_name), place)
     return load_model(part, part.weights(flags), device, dtype, flags)
 
 
@@ -163,7 +163,7 @@ def _beside_in_name(config: EngineConfig, family: GenerateFamily, folder: Path) 
     """What is beside the model, without weights: another stage has them, and here its settings are asked for."""
     if family.beside is None:
         return None
-    place, kind = _place_beside(config, family, folder), _class(family.beside[0])
+    place, kind = _place_beside(config, family, folder), class_named(family.beside[0])
     with reading(place), torch.device("meta"):
         made: torch.nn.Module = kind(kind.config_class.from_pretrained(place))  # type: ignore[attr-defined]
     return made
@@ -184,7 +184,9 @@ def load_decoder(config: EngineConfig, device: torch.device) -> tuple[GenerateFa
                 model=None, processor=None, beside=_beside(config, family, folder, device, dtype, options.flags)
             )
         else:
-            model = _whole_or_part(config, family, Part("model", _class(name), folder), device, dtype, options.flags)
+            model = _whole_or_part(
+                config, family, Part("model", class_named(name), folder), device, dtype, options.flags
+            )
             parts = Parts(model=model, processor=None, beside=getattr(model, kept))
     logger.info("loaded what makes the sound of %s in %.1f s", name, time.perf_counter() - start)
     return family, parts
@@ -209,9 +211,9 @@ def _place_beside(config: EngineConfig, family: GenerateFamily, folder: Path) ->
 
 def _processor(family: GenerateFamily, folder: Path, beside: object) -> object:
     if not family.assembled:
-        return load_plain(Part("processor", _class(family.processor), folder))
-    made: dict[str, Any] = {name: load_plain(Part(name, _class(cls), folder)) for name, cls in family.assembled}
-    kind = _class(family.processor)
+        return load_plain(Part("processor", class_named(family.processor), folder))
+    made: dict[str, Any] = {name: load_plain(Part(name, class_named(cls), folder)) for name, cls in family.assembled}
+    kind = class_named(family.processor)
     with reading(f"{folder}: {family.processor}"):
         processor: object = kind(**made, audio_tokenizer=beside, **_settings(kind, folder, made))
     return processor

@@ -144,6 +144,8 @@ def _changed(config: EngineConfig, said: StageDeploy) -> EngineConfig:
 def _check_ranks(config: EngineConfig) -> None:
     """Raise ConfigError for ranks where there can be none, and for replicas some of whose GPUs are the same."""
     degrees, ranks = config.parallel.degrees, config.parallel.world_size
+    if config.decoding.elsewhere and config.workers.ray:
+        raise conflict("decoding", "worker_backend", "vllm starts its processes itself, on this host")
     if degrees and config.stages.split_stages:
         raise conflict(next(iter(degrees)), "split_stages", "a model of several stages runs on one rank")
     firsts = [

@@ -1,0 +1,2 @@
+class VLLMClientError(Exception):
+    """What is the request's fault."""
