@@ -1,4 +1,4 @@
-"""Which engine answers or speaks: one in which requests go on together, one in which each is a loop of its own, vLLM."""
+"""Which engine answers or speaks: requests go on together in it, or each in a loop of its own; or it is vLLM."""
 
 from __future__ import annotations
 
