@@ -121,7 +121,8 @@ class CompiledBlocks:
     def active(self, adapters: AdapterSet) -> Iterator[None]:
         """Around a run of the denoiser with these adapters."""
         if self.eager or adapters:
-            with self._eagerly():
+            self._say_eager()
+            with self.eagerly():
                 yield
             return
         before, start = _graphs(), time.perf_counter()
@@ -134,12 +135,15 @@ class CompiledBlocks:
             self.seconds += seconds
             log.info("compile: %s: %d more, %.1f s with the call that needed them", self.name, made, seconds)
 
-    @contextmanager
-    def _eagerly(self) -> Iterator[None]:
+    def _say_eager(self) -> None:
         if not self.eager and not self._said:
             self._said = True
             why = "each set of them, at each scale, would be compiled anew"
             log.info("compile: %s: calls with adapters run its blocks eagerly: %s", self.name, why)
+
+    @contextmanager
+    def eagerly(self) -> Iterator[None]:
+        """Blocks run as they are meanwhile."""
         before, self.eager = self.eager, True
         try:
             yield

@@ -1,0 +1,170 @@
+"""A call with arguments of one form, recorded once and replayed, from tensors that stay where they are to others.
+
+What records is a `Recorder`: on a GPU a CUDA graph, which repeats kernels at the addresses that they had. So whatever
+they read must stay: inputs are copied into tensors of the recording's own, and tensors that were there before, such as
+tables that a model keeps for the size it saw last, are held. Which calls are recorded is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from polymux.diffusion.call import tensors_in
+
+Arguments = dict[str, Any]
+Plain = Callable[[Arguments], Any]  # the call, as it runs without a recording
+CONSTANTS = (bool, int, float, str, torch.dtype, torch.device)
+
+
+class NotRecordable(Exception):
+    """Why a call cannot be replayed."""
+
+
+class Recorder(Protocol):
+    """Makes what can be replayed; `held`: bytes of the device that all of it holds."""
+
+    held: int
+
+    def record(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """What runs it again, and the result, whose tensors each run fills anew. Raises RuntimeError."""
+        ...
+
+    def forget(self) -> None:
+        """Everything that was recorded is gone."""
+        ...
+
+
+class CudaRecorder:
+    """Graphs of one device, which share memory for what lies between their inputs and outputs: one runs at a time, and
+    its outputs are copied before another one runs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.held, self._device = 0, device
+        self._pool: Any = None
+
+    def record(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        here = torch.cuda.current_stream(self._device)
+        aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):  # what is chosen or allocated at a stream's first run must not be recorded
+            run()
+        here.wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # thread_local: another thread copies outputs to the host meanwhile
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                before = torch.cuda.memory_reserved(self._device)
+                result = run()
+        except RuntimeError:
+            self._mend()
+            raise
+        self._pool = graph.pool()
+        self.held += max(torch.cuda.memory_reserved(self._device) - before, 0)
+        return graph.replay, result
+
+    def forget(self) -> None:
+        self.held, self._pool = 0, None  # memory of graphs that are gone is not recorded into again
+
+    def _mend(self) -> None:
+        """A recording that has failed may leave the default generator in the belief that it goes on."""
+        index = self._device.index if self._device.index is not None else torch.cuda.current_device()
+        generator = torch.cuda.default_generators[index]
+        generator.graphsafe_set_state(generator.clone_state())
+
+
+class Recording:
+    """Of calls of one form. `plain` must be the same function for all of them."""
+
+    def __init__(
+        self,
+        plain: Plain,
+        arguments: Arguments,
+        recorder: Recorder,
+        eagerly: AbstractContextManager[None] | None = None,
+    ) -> None:
+        """`eagerly`: around a run in which all operations can be seen. Raises NotRecordable, and RuntimeError for what
+        the recorder cannot do."""
+        with torch.inference_mode(False):  # tensors that may be written to under any settings
+            self._arguments = _mapped(arguments, _like)
+        self._inputs = tensors_in(self._arguments)
+        versions = [tensor._version for tensor in self._inputs]
+        with eagerly or nullcontext(), _Noting() as noting:
+            result = plain(self._arguments)
+        self._held = list(noting.outside.values())
+        if versions != [tensor._version for tensor in self._inputs]:
+            raise NotRecordable("it changes its arguments in place")
+        copied(result)  # raises if it cannot be
+        self._replay, self._result = recorder.record(lambda: plain(self._arguments))
+        self.nbytes = sum(tensor.nbytes for tensor in self._inputs)
+
+    def run(self, arguments: Arguments) -> Any:
+        """The result for arguments of this form, in tensors that nobody else has."""
+        for mine, given in zip(self._inputs, tensors_in(arguments), strict=True):
+            mine.copy_(given)
+        self._replay()
+        return copied(self._result)
+
+
+class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the tensors that are used and were not made meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.outside: dict[int, torch.Tensor] = {}
+        self._made = WeakIdKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in tensors_in([args, kwargs]):
+            if tensor not in self._made and id(tensor) not in self.outside:
+                self.outside[id(tensor)] = tensor
+        result = func(*args, **(kwargs or {}))
+        for tensor in tensors_in(result):
+            self._made[tensor] = None
+        return result
+
+
+def form_of(value: Any, device: torch.device) -> Hashable:
+    """Calls whose arguments have the same form differ only in what their tensors hold. Raises NotRecordable."""
+    if isinstance(value, torch.Tensor):
+        if value.device.type != device.type or value.layout != torch.strided:
+            raise NotRecordable(f"an argument is a tensor on {value.device}, {value.layout}")
+        return (value.shape, value.dtype)
+    if value is None or isinstance(value, CONSTANTS):
+        return (type(value), value)
+    if type(value) in (list, tuple, torch.Size):
+        return (type(value), *(form_of(item, device) for item in value))
+    if type(value) is dict:
+        return (dict, *((name, form_of(item, device)) for name, item in value.items()))
+    raise NotRecordable(f"an argument is a {type(value).__name__}")
+
+
+def copied(result: Any) -> Any:
+    """A result in tensors of its own. Raises NotRecordable if it has parts of other types."""
+    if isinstance(result, torch.Tensor):
+        return result.clone()
+    if isinstance(result, dict):
+        return type(result)(**{name: copied(part) for name, part in result.items()})
+    if type(result) in (list, tuple):
+        return type(result)(copied(part) for part in result)
+    if result is None or isinstance(result, CONSTANTS):
+        return result
+    raise NotRecordable(f"a result is a {type(result).__name__}")
+
+
+def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if type(value) is dict:
+        return {name: _mapped(item, change) for name, item in value.items()}
+    return type(value)(_mapped(item, change) for item in value) if type(value) in (list, tuple) else value
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """With the same values, and in the same order of memory unless elements share some."""
+    return torch.empty_like(tensor).copy_(tensor)
