@@ -2,8 +2,8 @@
 
 A small denoiser takes less time on a GPU than Python takes to tell the GPU what to do; a recorded call is told at once.
 Recorded is a call of a form that comes often: shapes, types, flags, numbers, torch's settings. The first replay runs
-beside the call itself and must give the same; if it does not, or if something cannot be recorded, the denoiser runs as
-it is from then on, and one warning says why. How a call is recorded is not known here.
+beside the call itself and must give the same; if it does not, the denoiser runs as it is from then on. So do calls of a
+form that cannot be recorded. A warning says why. How a call is recorded is not known here.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from polymux.compilation_config import Compilation, CompilationConfig
 from polymux.diffusion.call import Call, tensors_in
 from polymux.diffusion.component import Component
 from polymux.diffusion.merging import tokens_of
+from polymux.diffusion.random_state import RandomState
 from polymux.diffusion.recording import Arguments, CudaRecorder, NotRecordable, Recorder, Recording, form_of
 from polymux.errors import ConfigError
 
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 GIB = 2**30
 DUE = 5  # times that a form has come when it is recorded: what it costs must come in again
 FORMS = 256  # that are remembered, to see which come often
+FAILURES = 4  # forms of a denoiser that cannot be recorded; beyond, none is tried any more
 RECENT = 256  # runs; what has run among the last ones is not dropped for something new
 
 
@@ -55,6 +57,8 @@ class CallGraphs:
         self._where = {name: _places(tensors) for name, tensors in self._weights.items()}
         self._seen: OrderedDict[Hashable, int] = OrderedDict()
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()  # the latest used last
+        self._refused: dict[str, set[Hashable]] = {}  # forms that cannot be recorded, by denoiser
+        self._said: set[tuple[str, str]] = set()
         self._full = False  # there was no memory for one more
 
     @classmethod
@@ -111,9 +115,15 @@ class CallGraphs:
             kept.used = self.runs
             self._kept.move_to_end(form)
             return self._replayed(kept, call, arguments)
+        refused = form in self._refused.get(call.component.name, ())
+        if refused or not (self._is_due(form) and self._has_room()):
+            return call.component.run(call.method, arguments)
+        before = RandomState.now(self.device)
         result = call.component.run(call.method, arguments)
-        if self._is_due(form) and self._has_room():
+        if before.equals(RandomState.now(self.device)):
             self._record(form, call, arguments)
+        else:
+            self._give_up(call.component.name, "it draws random numbers")
         return result
 
     def forget(self) -> bool:
@@ -137,7 +147,7 @@ class CallGraphs:
         try:
             form = form_of(arguments, self.device)
         except NotRecordable as problem:
-            self._give_up(name, str(problem))
+            self._say(name, str(problem))
             return None
         places = _places(self._weights[name])
         if places != self._where[name]:
@@ -164,8 +174,13 @@ class CallGraphs:
             form, oldest = next(iter(self._kept.items()))
             if self._is_recent(oldest):
                 return False
-            del self._kept[form]
+            self._drop(form)
         return True
+
+    def _drop(self, form: Hashable) -> None:
+        del self._kept[form]
+        if not self._kept:
+            self._recorder.forget()  # memory that nobody has is not recorded into again
 
     def _is_recent(self, kept: _Kept) -> bool:
         return self.runs - kept.used < RECENT
@@ -173,14 +188,14 @@ class CallGraphs:
     def _record(self, form: Hashable, call: Call, arguments: Arguments) -> None:
         name, component, start = call.component.name, call.component, time.perf_counter()
         try:
-            eagerly = component.compiled.eagerly() if component.compiled is not None else None
-            recording = Recording(partial(component.run, call.method), arguments, self._recorder, eagerly)
+            plain = partial(component.run, call.method)
+            recording = Recording(plain, arguments, self._recorder, component.compiled)
         except torch.OutOfMemoryError:
             self._full = True
             self.forget()
             log.warning("graphs: no memory is left for them: calls run as they are from now on")
         except (NotRecordable, RuntimeError) as problem:  # a device or its libraries may refuse anything
-            self._give_up(name, str(problem).partition("\n")[0])
+            self._refuse(form, name, str(problem).partition("\n")[0])
         else:
             self._kept[form] = _Kept(recording, self.runs)
             seconds, tokens = time.perf_counter() - start, tokens_of(component, arguments)
@@ -198,10 +213,24 @@ class CallGraphs:
             self._give_up(call.component.name, "a recorded call does not give what the call gives")
         return result
 
+    def _refuse(self, form: Hashable, name: str, why: str) -> None:
+        """Calls of one form cannot be recorded; if those of several cannot, no call of that denoiser is any more."""
+        refused = self._refused.setdefault(name, set())
+        refused.add(form)
+        if len(refused) == FAILURES:
+            self._give_up(name, why)
+        else:
+            self._say(name, why)
+
+    def _say(self, name: str, why: str) -> None:
+        if (name, why) not in self._said:
+            self._said.add((name, why))
+            log.warning("graphs: %s: a call runs as it is: %s", name, why)
+
     def _give_up(self, name: str, why: str) -> None:
         self.why[name] = why
         for form in [form for form in self._kept if isinstance(form, tuple) and form[0] == name]:
-            del self._kept[form]
+            self._drop(form)
         log.warning("graphs: %s runs without from now on: %s", name, why)
 
 

@@ -11,7 +11,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -68,6 +68,10 @@ class _Forward:
         functools.update_wrapper(self, block.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.owner.beside():
+            return self._run(args, kwargs)
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
         if self.owner.eager or not self.kind.works:
             return self.original(*args, **kwargs)
         own, named = map(_plain, args), {name: _plain(value) for name, value in kwargs.items()}
@@ -86,6 +90,7 @@ class CompiledBlocks:
 
     def __init__(self, name: str, module: torch.nn.Module, family: Family, settings: Compilation) -> None:
         self.name, self.eager = name, False
+        self.beside: Callable[[], AbstractContextManager[None]] = nullcontext  # around the run of each block
         self.seconds, self.graphs = 0.0, 0  # of calls that compiled something; and how much
         self._blocks = list(_blocks(module, family))
         kinds: dict[type, _Kind] = {}
@@ -149,6 +154,15 @@ class CompiledBlocks:
             yield
         finally:
             self.eager = before
+
+    @contextmanager
+    def apart(self, leave: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Each block runs within `leave()` meanwhile."""
+        before, self.beside = self.beside, leave
+        try:
+            yield
+        finally:
+            self.beside = before
 
     def undo(self) -> None:
         """The blocks as they were."""

@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from polymux.diffusion.call import tensors_in
+from polymux.diffusion.compiled_blocks import CompiledBlocks
+from polymux.diffusion.constants import Constants
 
 Arguments = dict[str, Any]
 Plain = Callable[[Arguments], Any]  # the call, as it runs without a recording
@@ -31,8 +33,9 @@ class Recorder(Protocol):
 
     held: int
 
-    def record(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        """What runs it again, and the result, whose tensors each run fills anew. Raises RuntimeError."""
+    def record(self, run: Callable[[], Any], within: AbstractContextManager[Any]) -> tuple[Callable[[], None], Any]:
+        """The run that is recorded is made `within`. What runs it again, and the result, whose tensors each run fills
+        anew. Raises RuntimeError."""
         ...
 
     def forget(self) -> None:
@@ -48,7 +51,7 @@ class CudaRecorder:
         self.held, self._device = 0, device
         self._pool: Any = None
 
-    def record(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    def record(self, run: Callable[[], Any], within: AbstractContextManager[Any]) -> tuple[Callable[[], None], Any]:
         here = torch.cuda.current_stream(self._device)
         aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         aside.wait_stream(here)
@@ -60,7 +63,8 @@ class CudaRecorder:
             # thread_local: another thread copies outputs to the host meanwhile
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 before = torch.cuda.memory_reserved(self._device)
-                result = run()
+                with within:
+                    result = run()
         except RuntimeError:
             self._mend()
             raise
@@ -82,26 +86,32 @@ class Recording:
     """Of calls of one form. `plain` must be the same function for all of them."""
 
     def __init__(
-        self,
-        plain: Plain,
-        arguments: Arguments,
-        recorder: Recorder,
-        eagerly: AbstractContextManager[None] | None = None,
+        self, plain: Plain, arguments: Arguments, recorder: Recorder, compiled: CompiledBlocks | None = None
     ) -> None:
-        """`eagerly`: around a run in which all operations can be seen. Raises NotRecordable, and RuntimeError for what
-        the recorder cannot do."""
+        """`compiled`: what of the denoiser runs as compiled code. Raises NotRecordable, and RuntimeError for what the
+        recorder cannot do."""
         with torch.inference_mode(False):  # tensors that may be written to under any settings
             self._arguments = _mapped(arguments, _like)
         self._inputs = tensors_in(self._arguments)
+        if not self._inputs:
+            raise NotRecordable("it has no tensor")
+        self._constants = Constants(self._inputs[0].device)
+        with nullcontext() if compiled is None else compiled.apart(self._constants.left):
+            with nullcontext() if compiled is None else compiled.eagerly():
+                self._held = self._observed(plain)
+            again = self._constants.repeat()
+            self._replay, self._result = recorder.record(lambda: plain(self._arguments), again)
+        self.nbytes = sum(tensor.nbytes for tensor in self._inputs)
+
+    def _observed(self, plain: Plain) -> list[torch.Tensor]:
+        """Run the call, for what it reads beside its arguments. Raises NotRecordable."""
         versions = [tensor._version for tensor in self._inputs]
-        with eagerly or nullcontext(), _Noting() as noting:
+        with self._constants, _Noting() as noting:
             result = plain(self._arguments)
-        self._held = list(noting.outside.values())
         if versions != [tensor._version for tensor in self._inputs]:
             raise NotRecordable("it changes its arguments in place")
         copied(result)  # raises if it cannot be
-        self._replay, self._result = recorder.record(lambda: plain(self._arguments))
-        self.nbytes = sum(tensor.nbytes for tensor in self._inputs)
+        return list(noting.outside.values())
 
     def run(self, arguments: Arguments) -> Any:
         """The result for arguments of this form, in tensors that nobody else has."""

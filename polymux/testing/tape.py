@@ -6,6 +6,7 @@ As with a CUDA graph, Python does not run again, whatever it read is as it was, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ class TapeRecorder:
     def __init__(self) -> None:
         self.held = 0
 
-    def record(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        with _Tape() as tape:
+    def record(self, run: Callable[[], Any], within: AbstractContextManager[Any]) -> tuple[Callable[[], None], Any]:
+        with _Tape() as tape, within:
             result = run()
         self.held += sum(tensor.nbytes for tensor in tensors_in(result))
         return tape.replay, result
@@ -40,6 +41,8 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             raise RuntimeError("operation not permitted when stream is capturing")
+        if func is torch.ops.aten.lift_fresh.default:
+            raise RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture")
         result = func(*args, **(kwargs or {}))
         self.operations.append((func, args, kwargs or {}, result))
         return result

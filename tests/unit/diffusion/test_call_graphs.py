@@ -18,7 +18,7 @@ from polymux.compilation_config import Compilation, CompilationConfig
 from polymux.config import EngineConfig
 from polymux.diffusion import call_graphs
 from polymux.diffusion.call import Call, CallOwner, TorchState
-from polymux.diffusion.call_graphs import DUE, CallGraphs
+from polymux.diffusion.call_graphs import DUE, FAILURES, CallGraphs
 from polymux.diffusion.component import Component
 from polymux.diffusion.recording import NotRecordable, Recording, copied, form_of
 from polymux.engine.diffusion_engine import DiffusionEngine
@@ -224,6 +224,13 @@ class _Drifting:
         return x + self.number
 
 
+def test_what_comes_from_the_host_is_given_again() -> None:
+    calls = Calls(lambda x, extra: x + torch.tensor(extra[:3]) * torch.as_tensor(extra[3]))
+    assert (calls.often(torch.ones(2, 3), [1, 2, 3, 2.0])[0] == torch.tensor([4, 6, 8])).all()
+    assert (calls.often(torch.zeros(2, 3), [5, 5, 5, 1.0]) == 5).all()
+    assert calls.graphs.kept == 2 and calls.graphs.replays == 2 and not calls.graphs._said
+
+
 @pytest.mark.parametrize(
     ("function", "extra", "why"),
     [
@@ -232,9 +239,10 @@ class _Drifting:
         (add_one, object(), "an argument is a object"),
         (lambda x, extra: (x, object()), None, "a result is a object"),
         (_in_place, torch.zeros(2, 3), "it changes its arguments in place"),
+        (lambda x, extra: x + torch.rand(3), None, "it draws random numbers"),
         (_Drifting(), None, "a recorded call does not give what the call gives"),
     ],
-    ids=["reads", "branches", "argument", "result", "in place", "drifts"],
+    ids=["reads", "branches", "argument", "result", "in place", "draws", "drifts"],
 )
 def test_what_cannot_be_recorded_runs_as_it_is(
     function: Forward, extra: Any, why: str, caplog: pytest.LogCaptureFixture
@@ -243,7 +251,18 @@ def test_what_cannot_be_recorded_runs_as_it_is(
     for _ in range(2):
         calls.often(torch.ones(2, 3), extra)
     assert calls.graphs.replays == 0 and not calls.graphs.kept
-    assert caplog.text.count(f"graphs: transformer runs without from now on: {why}") == 1
+    assert caplog.text.count(f"{why}\n") == 1
+
+
+def test_others_are_recorded_after_one_that_cannot_be(caplog: pytest.LogCaptureFixture) -> None:
+    calls = Calls(lambda x, extra: x + float(x.sum()) if len(x) > 2 else x)
+    for rows in range(3, 3 + FAILURES - 1):
+        calls.often(torch.ones(rows, 3))
+    calls.often(torch.ones(2, 3))
+    assert calls.graphs.kept == 1 and caplog.text.count("a call runs as it is: operation not permitted") == 1
+    calls.often(torch.ones(2 + FAILURES, 3))
+    calls.often(torch.ones(1, 3))
+    assert not calls.graphs.kept and "runs without from now on: operation not permitted" in caplog.text
 
 
 def test_results_without_numbers_prove_nothing() -> None:
@@ -308,7 +327,7 @@ def test_forms_that_come_once_cost_nothing() -> None:
 
 
 def test_without_memory(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(run: Any) -> Any:
+    def full(run: Any, within: Any) -> Any:
         raise torch.OutOfMemoryError("no")
 
     calls = Calls(add_one)

@@ -17,9 +17,11 @@ from torch._dynamo.utils import counters
 from polymux.compilation_config import CompilationConfig
 from polymux.config import EngineConfig
 from polymux.diffusion import compiled_blocks
+from polymux.diffusion.recording import Recording
 from polymux.errors import ConfigError
 from polymux.families import generate_family_of
 from polymux.loading.generate import check_settings
+from polymux.testing.tape import TapeRecorder
 
 BLOCKS = 6
 BUDGET = {"max_batched_tokens": 1 << 20}  # everything is merged
@@ -93,6 +95,20 @@ def pictures(engine: Any, sizes: Any = SIZES, batch: int = 2) -> list[np.ndarray
     return made
 
 
+class TakeApart:
+    """A denoiser without its reading of marks, and with a number from the host."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def forward(
+        self, hidden_states: torch.Tensor, timestep: torch.Tensor, encoder_hidden_states: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        for block in self.module.transformer_blocks:
+            hidden_states = block(hidden_states * torch.as_tensor(0.5), temb=timestep / 1000)
+        return (hidden_states,)
+
+
 def graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
@@ -164,6 +180,32 @@ def test_blocks_are_streamed_as_ever() -> None:
         assert np.array_equal(ours, theirs)
     assert engine.stats.offload_bytes["transformer"] > 0 and graphs() > 0
     engine.close()
+
+
+def test_compiled_blocks_are_recorded() -> None:
+    """Nothing is compiled anew for it, though what comes from the host is noted meanwhile."""
+    engine = engine_of(blocked_pipeline(), compilation_config={"backend": "eager"}, max_num_seqs=1)
+    (denoiser,) = [c for c in engine.components if c.role == "denoiser"]
+    assert denoiser.compiled is not None
+    given = {
+        "hidden_states": torch.ones(1, 4, CHANNELS),
+        "timestep": torch.full((1,), 500.0),
+        "encoder_hidden_states": torch.zeros(1, 6, CHANNELS),
+    }
+    denoiser.module.forward = TakeApart(denoiser.module).forward  # type: ignore[assignment]
+    denoiser.look_up()
+
+    def run(arguments: dict[str, Any]) -> Any:
+        assert denoiser.compiled is not None
+        with denoiser.compiled.active(()):
+            return denoiser.run("forward", arguments)
+
+    want = run(given)
+    before = graphs()
+    assert before > 0
+    recording = Recording(run, given, TapeRecorder(), denoiser.compiled)
+    assert torch.equal(recording.run(given)[0], want[0]) and torch.equal(run(given)[0], want[0])
+    assert graphs() == before
 
 
 def test_calls_with_adapters_run_eagerly(info: pytest.LogCaptureFixture) -> None:
