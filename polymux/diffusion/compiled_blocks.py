@@ -1,8 +1,9 @@
 """The repeated blocks of a denoiser as compiled code: one compilation for all blocks of a class.
 
 What is compiled is the forward of the blocks' class, with the block as its first argument, so that its weights are
-inputs of the code. It takes the place of `forward` on each block; what hooks on blocks do stays outside, as it is.
-Where a block cannot be compiled, or not for this call, its own forward runs.
+inputs of the code. It takes the place of `forward` on each block; what hooks on blocks do stays outside, as it is. The
+code sees the block as it is now: layers that adapters put in the place of others later are not in it, so that nothing
+is compiled again when one comes. Where a block cannot be compiled, or not for this call, its own forward runs.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class _Forward:
     """In the place of a block's forward."""
 
     def __init__(self, block: torch.nn.Module, kind: _Kind, owner: CompiledBlocks) -> None:
-        self.block, self.original, self.kind, self.owner = block, block.forward, kind, owner
+        self.original, self.kind, self.owner = block.forward, kind, owner
+        self.block = frame_of(block)
         functools.update_wrapper(self, block.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -169,6 +171,18 @@ class CompiledBlocks:
         for block in self._blocks:
             if isinstance(block.__dict__.get("forward"), _Forward):
                 del block.__dict__["forward"]
+
+
+def frame_of(module: torch.nn.Module) -> torch.nn.Module:
+    """The module with its own list of children, and so its children down to the last: these are the same ones, and all
+    tensors are. What takes the place of a child of `module` is not in it."""
+    if not module._modules:
+        return module
+    own = type(module).__new__(type(module))
+    own.__dict__.update(module.__dict__)
+    children = module._modules.items()
+    own.__dict__["_modules"] = {name: None if child is None else frame_of(child) for name, child in children}
+    return own
 
 
 def _plain(value: Any) -> Any:

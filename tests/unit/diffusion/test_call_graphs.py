@@ -7,6 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from polymux.engine.diffusion_engine import DiffusionEngine
 from polymux.engine.model import why_no_graphs
 from polymux.errors import ConfigError
 from polymux.parallel.mesh import ALONE, Mesh
+from polymux.request import LoRARequest
 from polymux.testing.tape import TapeRecorder
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -160,6 +162,27 @@ def test_sleep_drops_them(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
         engine.wake_up()
         pictures(engine, SIZES[:1])
         assert not graphs.kept  # what was loaded again has its own
+
+
+def test_adapters_leave_the_graphs_of_others(
+    tiny_checkpoint: Callable[..., Path], tiny_lora: Callable[[str], Path]
+) -> None:
+    config = EngineConfig.from_flat(model=str(tiny_checkpoint("qwen-image")), dtype="fp32")
+    engine = DiffusionEngine.load(config)
+    graphs = put_in(engine)
+
+    def picture(*adapters: LoRARequest) -> np.ndarray[Any, Any]:
+        engine.add(request_of("0", steps=DUE + 2, height=64, width=64, lora=adapters))
+        return pixels(outcome(engine)["0"])
+
+    want = picture()
+    kept, replays = graphs.kept, graphs.replays
+    assert kept and replays
+    assert not np.array_equal(picture(LoRARequest(path=str(tiny_lora("qwen-image")))), want)
+    assert graphs.replays == replays
+    assert np.array_equal(picture(), want)
+    assert graphs.replays == replays + DUE + 2 and graphs.kept == kept
+    engine.close()
 
 
 def test_results_are_everybody_s_own() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,18 @@ import numpy as np
 import pytest
 import torch
 from fake_pipeline import CHANNELS, Denoiser, engine_of, outcome, pipeline_of, pixels, request_of
+from safetensors.torch import load_file, save_file
 from torch._dynamo.utils import counters
 
 from polymux.compilation_config import CompilationConfig
 from polymux.config import EngineConfig
 from polymux.diffusion import compiled_blocks
 from polymux.diffusion.recording import Recording
+from polymux.engine.diffusion_engine import DiffusionEngine
 from polymux.errors import ConfigError
 from polymux.families import generate_family_of
 from polymux.loading.generate import check_settings
+from polymux.request import LoRARequest
 from polymux.testing.tape import TapeRecorder
 
 BLOCKS = 6
@@ -220,6 +223,50 @@ def test_calls_with_adapters_run_eagerly(info: pytest.LogCaptureFixture) -> None
     with denoiser.compiled.active(()):
         denoiser.module(*arguments)
     assert graphs() == 1
+
+
+def test_adapters_compile_nothing_for_others(
+    tiny_checkpoint: Callable[..., Path], tiny_lora: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Neither when the first one comes nor when it goes, and requests with and without run at the same time."""
+    first = tiny_lora("qwen-image")
+    state = {key: -0.5 * value for key, value in load_file(first).items() if ".to_q." in key}
+    second = tmp_path / "second.safetensors"
+    save_file(state, second)
+    knobs = {"max_num_seqs": 2, "max_loras": 1, "max_batched_tokens": 1}  # nothing is merged: that takes more graphs
+    wanted = engine_from(tiny_checkpoint("qwen-image"), enforce_eager=True, **knobs)
+    engine = engine_from(tiny_checkpoint("qwen-image"), compilation_config={"backend": "eager"}, **knobs)
+
+    plain = drawn(engine, (), ())
+    before = compiled_so_far()
+    assert before[0] > 0
+    for files in ((first,), (), (second,), (first, second)):
+        for ours, theirs in zip(drawn(engine, (), files), drawn(wanted, (), files), strict=True):
+            assert np.abs(ours - theirs).max() < 2e-5
+        assert compiled_so_far() == before
+    for ours, theirs in zip(drawn(engine, (), ()), plain, strict=True):
+        assert np.array_equal(ours, theirs)
+    assert compiled_so_far() == before
+    wanted.close()
+    engine.close()
+
+
+def engine_from(folder: Path, **knobs: Any) -> DiffusionEngine:
+    return DiffusionEngine.load(EngineConfig.from_flat(model=str(folder), dtype="fp32", **knobs))
+
+
+def drawn(engine: DiffusionEngine, *asked: Sequence[Path]) -> list[np.ndarray[Any, Any]]:
+    """Requests at the same time, each with these adapters."""
+    for i, files in enumerate(asked):
+        adapters = tuple(LoRARequest(path=str(file)) for file in files)
+        engine.add(request_of(f"{i}", steps=2, seed=i, height=64, width=64, lora=adapters))
+    done = outcome(engine)
+    return [pixels(done[f"{i}"]) for i in range(len(asked))]
+
+
+def compiled_so_far() -> tuple[int, ...]:
+    """Graphs, and functions that torch has looked at in order to compile them."""
+    return graphs(), sum(counters["frames"].values()), sum(counters["recompile_limit"].values())
 
 
 def test_hooks_inside_blocks(info: pytest.LogCaptureFixture) -> None:
