@@ -25,7 +25,8 @@ from polymux.diffusion.call import Call, tensors_in
 from polymux.diffusion.component import Component
 from polymux.diffusion.merging import tokens_of
 from polymux.diffusion.random_state import RandomState
-from polymux.diffusion.recording import Arguments, CudaRecorder, NotRecordable, Recorder, Recording, form_of
+from polymux.diffusion.recording import Arguments, CudaRecorder, Recorder, Recording, form_of
+from polymux.diffusion.rehearsal import NotRecordable
 from polymux.errors import ConfigError
 
 log = logging.getLogger(__name__)

@@ -8,24 +8,19 @@ tables that a model keeps for the size it saw last, are held. Which calls are re
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from polymux.diffusion.call import tensors_in
 from polymux.diffusion.compiled_blocks import CompiledBlocks
 from polymux.diffusion.constants import Constants
+from polymux.diffusion.rehearsal import NotRecordable, Rehearsal
 
 Arguments = dict[str, Any]
 Plain = Callable[[Arguments], Any]  # the call, as it runs without a recording
 CONSTANTS = (bool, int, float, str, torch.dtype, torch.device)
-
-
-class NotRecordable(Exception):
-    """Why a call cannot be replayed."""
 
 
 class Recorder(Protocol):
@@ -49,7 +44,7 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self.held, self._device = 0, device
-        self._pool: Any = None
+        self._pool: Any = None  # of the graphs that there are
 
     def record(self, run: Callable[[], Any], within: AbstractContextManager[Any]) -> tuple[Callable[[], None], Any]:
         here = torch.cuda.current_stream(self._device)
@@ -58,26 +53,31 @@ class CudaRecorder:
         with torch.cuda.stream(aside):  # what is chosen or allocated at a stream's first run must not be recorded
             run()
         here.wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), self._pool or torch.cuda.graph_pool_handle()
         try:
             # thread_local: another thread copies outputs to the host meanwhile
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 before = torch.cuda.memory_reserved(self._device)
                 with within:
                     result = run()
         except RuntimeError:
-            self._mend()
+            self._mend(here, pool)
             raise
-        self._pool = graph.pool()
+        self._pool = pool
         self.held += max(torch.cuda.memory_reserved(self._device) - before, 0)
         return graph.replay, result
 
     def forget(self) -> None:
         self.held, self._pool = 0, None  # memory of graphs that are gone is not recorded into again
 
-    def _mend(self) -> None:
-        """A recording that has failed may leave the default generator in the belief that it goes on."""
+    def _mend(self, stream: torch.cuda.Stream, pool: Any) -> None:
+        """A recording that has failed may leave its stream the current one, and the allocator and the default generator
+        in the belief that it goes on. Whether it does differs between versions of torch."""
         index = self._device.index if self._device.index is not None else torch.cuda.current_device()
+        torch.cuda.set_stream(stream)
+        with suppress(RuntimeError):  # it knows already
+            torch._C._cuda_endAllocateToPool(index, pool)
+        self._pool = None  # what is recorded later has memory of its own
         generator = torch.cuda.default_generators[index]
         generator.graphsafe_set_state(generator.clone_state())
 
@@ -104,14 +104,16 @@ class Recording:
         self.nbytes = sum(tensor.nbytes for tensor in self._inputs)
 
     def _observed(self, plain: Plain) -> list[torch.Tensor]:
-        """Run the call, for what it reads beside its arguments. Raises NotRecordable."""
+        """What the call reads beside its arguments. Raises NotRecordable."""
         versions = [tensor._version for tensor in self._inputs]
-        with self._constants, _Noting() as noting:
+        with self._constants:
+            plain(self._arguments)
+        with self._constants.repeat(), Rehearsal() as rehearsal:
             result = plain(self._arguments)
         if versions != [tensor._version for tensor in self._inputs]:
             raise NotRecordable("it changes its arguments in place")
         copied(result)  # raises if it cannot be
-        return list(noting.outside.values())
+        return list(rehearsal.outside.values())
 
     def run(self, arguments: Arguments) -> Any:
         """The result for arguments of this form, in tensors that nobody else has."""
@@ -119,24 +121,6 @@ class Recording:
             mine.copy_(given)
         self._replay()
         return copied(self._result)
-
-
-class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the tensors that are used and were not made meanwhile."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.outside: dict[int, torch.Tensor] = {}
-        self._made = WeakIdKeyDictionary()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in tensors_in([args, kwargs]):
-            if tensor not in self._made and id(tensor) not in self.outside:
-                self.outside[id(tensor)] = tensor
-        result = func(*args, **(kwargs or {}))
-        for tensor in tensors_in(result):
-            self._made[tensor] = None
-        return result
 
 
 def form_of(value: Any, device: torch.device) -> Hashable:

@@ -39,8 +39,6 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            raise RuntimeError("operation not permitted when stream is capturing")
         if func is torch.ops.aten.lift_fresh.default:
             raise RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture")
         result = func(*args, **(kwargs or {}))

@@ -156,12 +156,25 @@ def test_quantized(tiny_checkpoint: Callable[..., Path], quantization: str) -> N
     near(made[1], made[0], most=2e-3)
 
 
-def test_what_cannot_be_recorded_leaves_the_device_as_it_was() -> None:
-    class Reading(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + float(x.sum())
+class Reading(torch.nn.Module):
+    """Is refused before anything is recorded."""
 
-    component = Component("transformer", Reading(), "denoiser")
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + float(x.sum())
+
+
+class Waiting(torch.nn.Module):
+    """Breaks the recording."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = x + 6
+        torch.cuda.current_stream().synchronize()
+        return made
+
+
+@pytest.mark.parametrize("kind", [Reading, Waiting])
+def test_what_cannot_be_recorded_leaves_the_device_as_it_was(kind: type[torch.nn.Module]) -> None:
+    component, stream = Component("transformer", kind(), "denoiser"), torch.cuda.current_stream()
     graphs = CallGraphs.apply(EngineConfig.from_flat(model="m").compilation, [component], DEVICE, None)
     assert graphs is not None
     x = torch.ones(2, 3, device=DEVICE)
@@ -170,6 +183,8 @@ def test_what_cannot_be_recorded_leaves_the_device_as_it_was() -> None:
         for _ in range(DUE + 2):
             assert (graphs.run(call, {"x": x}) == 7).all()
         assert not graphs.kept and graphs._said
+        assert torch.cuda.current_stream() == stream
+        torch.cuda.empty_cache()
         torch.cuda.manual_seed(3)
         first = torch.rand(4, device=DEVICE)
         torch.cuda.manual_seed(3)
