@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -72,7 +73,7 @@ class Constants(TorchFunctionMode):
             return source.device.type == "cpu" != self._device.type
         if isinstance(source, (list, tuple)):
             return all(self._is_on_host(item) for item in source if not isinstance(item, (int, float)))
-        return isinstance(source, (int, float))
+        return isinstance(source, (int, float, np.ndarray, np.generic))
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -83,6 +84,8 @@ def _equal(one: Any, other: Any) -> bool:
             and one.dtype == other.dtype
             and torch.equal(one, other)
         )
+    if isinstance(one, np.ndarray):
+        return type(one) is type(other) and one.dtype == other.dtype and np.array_equal(one, other)
     if isinstance(one, (list, tuple)):
         return type(one) is type(other) and len(one) == len(other) and all(map(_equal, one, other))
     return type(one) is type(other) and bool(one == other)

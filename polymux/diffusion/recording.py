@@ -44,11 +44,16 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self.held, self._device = 0, device
+        self._aside: torch.cuda.Stream | None = None
         self._pool: Any = None  # of the graphs that there are
 
     def record(self, run: Callable[[], Any], within: AbstractContextManager[Any]) -> tuple[Callable[[], None], Any]:
-        here = torch.cuda.current_stream(self._device)
-        aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device):
+            return self._record(run, within)
+
+    def _record(self, run: Callable[[], Any], within: AbstractContextManager[Any]) -> tuple[Callable[[], None], Any]:
+        here = torch.cuda.current_stream()
+        aside = self._aside = self._aside or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(here)
         with torch.cuda.stream(aside):  # what is chosen or allocated at a stream's first run must not be recorded
             run()
@@ -56,15 +61,15 @@ class CudaRecorder:
         graph, pool = torch.cuda.CUDAGraph(), self._pool or torch.cuda.graph_pool_handle()
         try:
             # thread_local: another thread copies outputs to the host meanwhile
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                before = torch.cuda.memory_reserved(self._device)
+            with torch.cuda.graph(graph, pool=pool, stream=aside, capture_error_mode="thread_local"):
+                before = torch.cuda.memory_reserved()
                 with within:
                     result = run()
         except RuntimeError:
             self._mend(here, pool)
             raise
         self._pool = pool
-        self.held += max(torch.cuda.memory_reserved(self._device) - before, 0)
+        self.held += max(torch.cuda.memory_reserved() - before, 0)
         return graph.replay, result
 
     def forget(self) -> None:
@@ -73,7 +78,7 @@ class CudaRecorder:
     def _mend(self, stream: torch.cuda.Stream, pool: Any) -> None:
         """A recording that has failed may leave its stream the current one, and the allocator and the default generator
         in the belief that it goes on. Whether it does differs between versions of torch."""
-        index = self._device.index if self._device.index is not None else torch.cuda.current_device()
+        index = torch.cuda.current_device()
         torch.cuda.set_stream(stream)
         with suppress(RuntimeError):  # it knows already
             torch._C._cuda_endAllocateToPool(index, pool)

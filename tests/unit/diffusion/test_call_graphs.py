@@ -249,7 +249,8 @@ class _Drifting:
 
 
 def test_what_comes_from_the_host_is_given_again() -> None:
-    calls = Calls(lambda x, extra: x + torch.tensor(extra[:3]) * torch.as_tensor(extra[3]))
+    two = np.array(2)
+    calls = Calls(lambda x, extra: x + torch.tensor(extra[:3]) * torch.as_tensor(extra[3]) * torch.tensor(two) / 2)
     assert (calls.often(torch.ones(2, 3), [1, 2, 3, 2.0])[0] == torch.tensor([4, 6, 8])).all()
     assert (calls.often(torch.zeros(2, 3), [5, 5, 5, 1.0]) == 5).all()
     assert calls.graphs.kept == 2 and calls.graphs.replays == 2 and not calls.graphs._said
