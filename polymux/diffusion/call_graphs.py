@@ -88,7 +88,7 @@ class CallGraphs:
         if settings is None or not able:
             if settings is not None and settings.cudagraphs is True:
                 reasons = "; ".join(f"{name}: {problem}" for name, problem in why.items()) or "there is no denoiser"
-                raise ConfigError(f"--compilation-config: cudagraphs: {reasons}", param="compilation_config")
+                raise ConfigError(f"compilation_config: cudagraphs: {reasons}", param="compilation_config")
             return None
         most = f" of up to {settings.cudagraph_max_tokens} latent tokens" if settings.cudagraphs == "auto" else ""
         for component in able:
