@@ -12,13 +12,14 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
+from diffusers.guiders.guider_utils import BaseGuidance
 
 from polymux.compilation_config import Compilation, CompilationConfig
 from polymux.diffusion.call import Call, tensors_in
@@ -245,6 +246,14 @@ def _problem(component: Component, settings: Compilation) -> str | None:
     size = sum(t.nbytes for t in {id(t): t for t in chain(module.parameters(), module.buffers())}.values()) / GIB
     if settings.cudagraphs == "auto" and size > settings.cudagraph_max_model_gib:
         return f"its weights are {size:.1f} GiB, and auto takes up to {settings.cudagraph_max_model_gib:g}"
+    return None
+
+
+def hooks_at_times(parts: Iterable[object]) -> str | None:
+    """Why denoisers are not the same in all calls: one of a pipeline's parts puts hooks in for some of them."""
+    for part in parts:
+        if isinstance(part, BaseGuidance) and type(part).prepare_models is not BaseGuidance.prepare_models:
+            return f"{type(part).__name__} changes them for some calls"
     return None
 
 

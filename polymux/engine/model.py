@@ -15,7 +15,7 @@ import torch
 from polymux.config import EngineConfig, ModelConfig, attention_choice
 from polymux.diffusion.adapters import Adapters
 from polymux.diffusion.attention import AttentionChoice, choose_attention
-from polymux.diffusion.call_graphs import CallGraphs
+from polymux.diffusion.call_graphs import CallGraphs, hooks_at_times
 from polymux.diffusion.compilation import CompiledDenoisers
 from polymux.diffusion.component import Component, components_of, is_denoiser
 from polymux.diffusion.lora_weights import fuse
@@ -113,7 +113,8 @@ class Model:
             component.attach()
         why = "the ranks of this model have parts of its layers, and an adapter is made for whole ones"
         adapters = Adapters(pipeline, components, config.adapters, why if sharding.divided else None)
-        graphs = CallGraphs.apply(config.compilation, components, device, why_no_graphs(config, family, mesh))
+        refused = why_no_graphs(config, family, mesh) or hooks_at_times(pipeline.components.values())
+        graphs = CallGraphs.apply(config.compilation, components, device, refused)
         return cls(
             pipeline,
             family,

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import ClassifierFreeGuidance, SkipLayerGuidance
 from fake_pipeline import MadeUpPipeline, Noting, engine_of, outcome, pipeline_of, pixels, request_of
 
 from polymux.compilation_config import Compilation, CompilationConfig
 from polymux.config import EngineConfig
 from polymux.diffusion import call_graphs
 from polymux.diffusion.call import Call, CallOwner, TorchState
-from polymux.diffusion.call_graphs import DUE, FAILURES, CallGraphs
+from polymux.diffusion.call_graphs import DUE, FAILURES, CallGraphs, hooks_at_times
 from polymux.diffusion.component import Component
 from polymux.diffusion.recording import Recording, copied, form_of
 from polymux.diffusion.rehearsal import NotRecordable
@@ -509,6 +510,12 @@ def test_what_rules_them_out(knobs: dict[str, Any], why: str | None) -> None:
     config = EngineConfig.from_flat(model="m", **knobs)
     found = why_no_graphs(config, family, ALONE)
     assert found is None if why is None else found is not None and why in found
+
+
+def test_guiders_that_change_denoisers() -> None:
+    assert hooks_at_times([Small(), ClassifierFreeGuidance()]) is None
+    why = hooks_at_times([Small(), SkipLayerGuidance(skip_layer_guidance_layers=1)])
+    assert why == "SkipLayerGuidance changes them for some calls"
 
 
 def test_only_of_known_pipelines_and_one_rank() -> None:
