@@ -52,10 +52,10 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     per_role: dict[Role, AttentionSpec] = {}
 
     @classmethod
-    def of(cls, value: dict[str, Any]) -> AttentionConfig:
-        """Raises ConfigError, which says where and what is allowed."""
+    def of(cls, value: dict[str, Any] | None) -> AttentionConfig:
+        """None: nothing is given. Raises ConfigError, which says where and what is allowed."""
         try:
-            config = msgspec.convert(value, cls, strict=True)
+            config = msgspec.convert(value or {}, cls, strict=True)
         except msgspec.ValidationError as error:
             allowed = f"backends are {', '.join(BACKENDS)}; roles are {', '.join(get_args(Role))}"
             raise ConfigError(

@@ -161,8 +161,8 @@ class AttentionChoiceConfig(Checked):
     diffusion_attention_backend: str | None = knob(
         None, "backend of all attention layers (default: that of diffusers)", choices=BACKENDS
     )
-    diffusion_attention_config: dict[str, Any] = knob(
-        {}, "backends by role: default and per_role, each with a backend and block_sparse", metavar="JSON"
+    diffusion_attention_config: dict[str, Any] | None = knob(
+        None, "backends by role: default and per_role, each with a backend and block_sparse", metavar="JSON"
     )
 
     def __post_init__(self) -> None:
@@ -185,11 +185,11 @@ class CacheConfig(Checked):
     cache_backend: str = knob(
         "none", "how denoising steps are left out that resemble those before them", choices=("none", *step_caches.NAMES)
     )
-    cache_config: dict[str, Any] = knob({}, "settings of the cache backend (docs/step_cache.md)", metavar="JSON")
+    cache_config: dict[str, Any] | None = knob(None, "settings of that backend (docs/step_cache.md)", metavar="JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cache_config and self.cache_backend == "none":
+        if self.cache_config is not None and self.cache_backend == "none":
             raise ConfigError("--cache-config acts only with --cache-backend", param="cache_config")
         _ = self.steps
 
@@ -202,7 +202,7 @@ class CacheConfig(Checked):
         """Of the cache of denoising steps; None: there is none."""
         if self.cache_backend == "none":
             return None
-        return step_caches.settings_of(self.cache_backend, self.cache_config)
+        return step_caches.settings_of(self.cache_backend, self.cache_config or {})
 
 
 @dataclass(frozen=True, kw_only=True)

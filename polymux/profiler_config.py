@@ -25,7 +25,9 @@ class TorchProfiler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class ProfilerConfig(Checked):
     """Profiling: traces of what the model's processes do (docs/profiling.md)"""
 
-    profiler_config: dict[str, Any] = knob({}, "profiler and torch_profiler_dir: have traces written", metavar="JSON")
+    profiler_config: dict[str, Any] | None = knob(
+        None, "profiler and torch_profiler_dir: have traces written", metavar="JSON"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,7 +36,7 @@ class ProfilerConfig(Checked):
     @property
     def torch(self) -> TorchProfiler | None:
         """None: there is no profiling. Raises ConfigError."""
-        if not self.profiler_config:
+        if self.profiler_config is None:
             return None
         try:
             return msgspec.convert(self.profiler_config, TorchProfiler, strict=True)

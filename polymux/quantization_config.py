@@ -50,6 +50,8 @@ def parse_choice(value: Mapping[str, Any]) -> Choice:
 
     Raises ConfigError, which says where and what is allowed.
     """
+    if not value:
+        raise ConfigError(f"{_PARAM}={{}}: names neither a method nor a component", param=_PARAM)
     if "method" in value:
         return {DENOISERS: _spec(value, "")}
     return {name: _spec({"method": one} if isinstance(one, str) else one, f"{name}: ") for name, one in value.items()}
@@ -68,8 +70,8 @@ class QuantizationConfig(Checked):
     """Quantization: smaller weights, and faster linear layers where the device has them (docs/quantization.md)"""
 
     quantization: str | None = knob(None, "how the denoisers' linear layers keep their weights", choices=METHODS)
-    diffusion_quantization_config: dict[str, Any] = knob(
-        {}, "the same in detail: one method with its options, or one for each component named", metavar="JSON"
+    diffusion_quantization_config: dict[str, Any] | None = knob(
+        None, "the same in detail: one method with its options, or one for each component named", metavar="JSON"
     )
     gguf_file: tuple[str, ...] = knob(
         (), "the denoiser's weights in a GGUF file; of several denoisers NAME=FILE for each", metavar="FILE"
@@ -77,7 +79,7 @@ class QuantizationConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = [name for name in ("quantization", _PARAM) if getattr(self, name)]
+        given = [name for name in ("quantization", _PARAM) if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigError(
                 "--quantization and --diffusion-quantization-config exclude each other: both choose the method",
@@ -96,7 +98,7 @@ class QuantizationConfig(Checked):
     @property
     def asked_by(self) -> str:
         """The knob that chooses methods for layers; files have a knob of their own."""
-        return _PARAM if self.diffusion_quantization_config else "quantization"
+        return _PARAM if self.diffusion_quantization_config is not None else "quantization"
 
     def check_files(self, others: Mapping[str, bool]) -> None:
         """Raise ConfigError if there are GGUF files beside one of these settings: they take weights from elsewhere."""
@@ -110,7 +112,8 @@ class QuantizationConfig(Checked):
     @property
     def choice(self) -> Choice:
         """What is asked for; empty: nothing. Raises ConfigError."""
-        chosen = dict(parse_choice(self.diffusion_quantization_config))
+        given = self.diffusion_quantization_config
+        chosen = dict(parse_choice(given)) if given is not None else {}
         if self.quantization not in (None, "gguf"):
             chosen[DENOISERS] = QuantizationSpec(method=self.quantization)  # type: ignore[arg-type]  # one of METHODS
         for text in self.gguf_file:

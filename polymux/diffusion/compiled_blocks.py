@@ -1,8 +1,9 @@
 """The repeated blocks of a denoiser as compiled code: one compilation for all blocks of a class.
 
 What is compiled is the forward of the blocks' class, with the block as its first argument, so that its weights are
-inputs of the code. It takes the place of `forward` on each block; what hooks on blocks do stays outside, as it is.
-Where a block cannot be compiled, or not for this call, its own forward runs.
+inputs of the code. It takes the place of `forward` on each block; what hooks on blocks do stays outside, as it is. The
+code sees the block as it is now: layers that adapters put in the place of others later are not in it, so that nothing
+is compiled again when one comes. Where a block cannot be compiled, or not for this call, its own forward runs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -64,10 +65,15 @@ class _Forward:
     """In the place of a block's forward."""
 
     def __init__(self, block: torch.nn.Module, kind: _Kind, owner: CompiledBlocks) -> None:
-        self.block, self.original, self.kind, self.owner = block, block.forward, kind, owner
+        self.original, self.kind, self.owner = block.forward, kind, owner
+        self.block = frame_of(block)
         functools.update_wrapper(self, block.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.owner.beside():
+            return self._run(args, kwargs)
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
         if self.owner.eager or not self.kind.works:
             return self.original(*args, **kwargs)
         own, named = map(_plain, args), {name: _plain(value) for name, value in kwargs.items()}
@@ -86,6 +92,7 @@ class CompiledBlocks:
 
     def __init__(self, name: str, module: torch.nn.Module, family: Family, settings: Compilation) -> None:
         self.name, self.eager = name, False
+        self.beside: Callable[[], AbstractContextManager[None]] = nullcontext  # around the run of each block
         self.seconds, self.graphs = 0.0, 0  # of calls that compiled something; and how much
         self._blocks = list(_blocks(module, family))
         kinds: dict[type, _Kind] = {}
@@ -121,7 +128,8 @@ class CompiledBlocks:
     def active(self, adapters: AdapterSet) -> Iterator[None]:
         """Around a run of the denoiser with these adapters."""
         if self.eager or adapters:
-            with self._eagerly():
+            self._say_eager()
+            with self.eagerly():
                 yield
             return
         before, start = _graphs(), time.perf_counter()
@@ -134,23 +142,47 @@ class CompiledBlocks:
             self.seconds += seconds
             log.info("compile: %s: %d more, %.1f s with the call that needed them", self.name, made, seconds)
 
-    @contextmanager
-    def _eagerly(self) -> Iterator[None]:
+    def _say_eager(self) -> None:
         if not self.eager and not self._said:
             self._said = True
             why = "each set of them, at each scale, would be compiled anew"
             log.info("compile: %s: calls with adapters run its blocks eagerly: %s", self.name, why)
+
+    @contextmanager
+    def eagerly(self) -> Iterator[None]:
+        """Blocks run as they are meanwhile."""
         before, self.eager = self.eager, True
         try:
             yield
         finally:
             self.eager = before
 
+    @contextmanager
+    def apart(self, leave: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Each block runs within `leave()` meanwhile."""
+        before, self.beside = self.beside, leave
+        try:
+            yield
+        finally:
+            self.beside = before
+
     def undo(self) -> None:
         """The blocks as they were."""
         for block in self._blocks:
             if isinstance(block.__dict__.get("forward"), _Forward):
                 del block.__dict__["forward"]
+
+
+def frame_of(module: torch.nn.Module) -> torch.nn.Module:
+    """The module with its own list of children, and so its children down to the last: these are the same ones, and all
+    tensors are. What takes the place of a child of `module` is not in it."""
+    if not module._modules:
+        return module
+    own = type(module).__new__(type(module))
+    own.__dict__.update(module.__dict__)
+    children = module._modules.items()
+    own.__dict__["_modules"] = {name: None if child is None else frame_of(child) for name, child in children}
+    return own
 
 
 def _plain(value: Any) -> Any:

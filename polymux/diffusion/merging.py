@@ -21,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers import Cache
 
 from polymux.diffusion.call import Call
+from polymux.diffusion.component import Component
 from polymux.families.base import Padding
 
 
@@ -73,6 +74,17 @@ def _packed(arguments: dict[str, Any], n: int) -> bool:
     return any(isinstance(v, torch.Tensor) and v.ndim > 0 and v.shape[0] != n for v in arguments.values())
 
 
+def tokens_of(component: Component, arguments: dict[str, Any]) -> int:
+    """Positions of the first tensor, counted in the component's patches."""
+    area = component.patch_area
+    for value in arguments.values():
+        if isinstance(value, torch.Tensor) and value.ndim >= 2:
+            return max(_positions(value) // (area if value.ndim > 3 else 1), 1)
+        if _is_tensor_list(value):
+            return max(sum(_positions(v.unsqueeze(0)) for v in value) // area, 1)
+    return 1
+
+
 class Contents:
     """Digests of tensors that must be equal, each computed once as long as the tensor lives unchanged."""
 
@@ -103,14 +115,8 @@ class Merger:
         return {r.argument: r for r in rules if r.argument in call.arguments}
 
     def tokens(self, call: Call) -> int:
-        """How much work a call is: positions of its first tensor, counted in the component's patches."""
-        area = call.component.patch_area
-        for value in call.arguments.values():
-            if isinstance(value, torch.Tensor) and value.ndim >= 2:
-                return max(_positions(value) // (area if value.ndim > 3 else 1), 1)
-            if _is_tensor_list(value):
-                return max(sum(_positions(v.unsqueeze(0)) for v in value) // area, 1)
-        return 1
+        """How much work a call is."""
+        return tokens_of(call.component, call.arguments)
 
     def key(self, call: Call) -> Hashable:
         """Calls with equal keys may run as one."""

@@ -67,6 +67,28 @@ class Nothing:
         return nullcontext()
 
 
+class Way(Protocol):
+    """How components run their calls."""
+
+    def run(self, call: Call, arguments: dict[str, Any]) -> Any:
+        """The result of `call` with these arguments, which may be those of several."""
+        ...
+
+    def forget(self) -> bool:
+        """Give back the memory that it keeps for that; whether there was any."""
+        ...
+
+
+class Plainly:
+    """Here and now."""
+
+    def run(self, call: Call, arguments: dict[str, Any]) -> Any:
+        return call.component.run(call.method, arguments)
+
+    def forget(self) -> bool:
+        return False
+
+
 class Runner:
     """Executes calls and counts them. `unmergeable` names the components that proved so."""
 
@@ -81,6 +103,7 @@ class Runner:
         self.merger, self.device, self.weights = merger, device, weights or InPlace()
         self.step_cache: Around = Nothing() if step_cache is None else step_cache
         self.attention: Around = Nothing() if attention is None else attention
+        self.way: Way = Plainly()
         self.unmergeable: set[str] = set()
         self.settle: Callable[[Call, Exception | None], None] | None = None  # called after each run, with its error
         self.log = RunLog()
@@ -135,8 +158,9 @@ class Runner:
         except Exception as error:  # whatever the model raises is the session's to see
             name, where = call.component.name, drop_frames(error)
             if is_out_of_memory(error):
+                if self._free():  # it may fit now
+                    return self._run_alone(call)
                 call.fail(OutOfMemoryError(f"{name}: this request alone does not fit in memory: {error}"))
-                self._free()
             else:
                 log.info("%s failed with %s\n%s", name, type(error).__name__, where)
                 call.fail(error)
@@ -166,7 +190,7 @@ class Runner:
             with head.state.active(self.device.type), self.step_cache.active(head), self.attention.active(head):
                 compiled = head.component.compiled
                 with nullcontext() if compiled is None else compiled.active(head.adapters):
-                    result = head.component.run(head.method, arguments)
+                    result = self.way.run(head, arguments)
         finally:
             after = RandomState.now(self.device)
             outside.apply()
@@ -181,9 +205,12 @@ class Runner:
         self.log.add(head, len(calls), seconds)
         return result
 
-    def _free(self) -> None:
+    def _free(self) -> bool:
+        """Give back what is kept for speed alone, and what the allocator keeps; whether there was any of the first."""
+        some = self.way.forget()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        return some
 
 
 def tell_owners(calls: Sequence[Call], seconds: Seconds, but: Collection[CallOwner] = ()) -> None:

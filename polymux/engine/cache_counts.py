@@ -14,4 +14,6 @@ def cache_counts(model: Model | None, encoded: EncoderCache, steps: StepCache) -
         queries["prompt_cache"], hits["prompt_cache"] = encoded.queries, encoded.hits
     if steps.used:
         queries[steps.name], hits[steps.name] = steps.queries, steps.hits
+    if model is not None and model.graphs is not None:
+        queries["cuda_graphs"], hits["cuda_graphs"] = model.graphs.runs, model.graphs.replays
     return queries, hits

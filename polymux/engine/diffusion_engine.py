@@ -27,7 +27,7 @@ from polymux.diffusion.pipeline_call import CallShape, call_arguments, describe,
 from polymux.diffusion.preview import Replay, Watch
 from polymux.diffusion.rates import SoundShape
 from polymux.diffusion.replica import replica
-from polymux.diffusion.runner import InPlace, Runner
+from polymux.diffusion.runner import InPlace, Plainly, Runner
 from polymux.diffusion.session import Session
 from polymux.diffusion.step_scheduler import Scheduler, StepScheduler
 from polymux.diffusion.tracebacks import drop_frames
@@ -95,6 +95,7 @@ class DiffusionEngine(SessionEngine[Job, Model]):
             self.max_sessions = 1
         merger = Merger(self.family.padding, self.family.shared)
         self.runner = Runner(merger, self.device, self.weights, made.step_cache, made.attention)
+        self.runner.way = made.graphs or Plainly()
         self.step_cache = made.step_cache
         self.encoded = EncoderCache(config.caches.prompt_bytes if self.family.pipelines else 0, merger.contents)
         self.split = divide_guidance(self.runner, self.family, config, mesh)
@@ -174,11 +175,12 @@ class DiffusionEngine(SessionEngine[Job, Model]):
         super()._use(components)
         if self.model is None:
             self.encoded.clear()
-            self.runner.weights = InPlace()
+            self.runner.weights, self.runner.way = InPlace(), Plainly()
         else:
             self.step_cache = self.loaded.step_cache
             self.runner.weights, self.runner.step_cache = self.weights, self.step_cache
             self.runner.attention = self.loaded.attention
+            self.runner.way = self.loaded.graphs or Plainly()
 
     def _may_merge(self, call: Call) -> bool:
         component = call.component

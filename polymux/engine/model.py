@@ -15,6 +15,7 @@ import torch
 from polymux.config import EngineConfig, ModelConfig, attention_choice
 from polymux.diffusion.adapters import Adapters
 from polymux.diffusion.attention import AttentionChoice, choose_attention
+from polymux.diffusion.call_graphs import CallGraphs, hooks_at_times
 from polymux.diffusion.compilation import CompiledDenoisers
 from polymux.diffusion.component import Component, components_of, is_denoiser
 from polymux.diffusion.lora_weights import fuse
@@ -48,6 +49,7 @@ class Model:
     attention: AttentionChoice
     step_cache: StepCache
     compiled: CompiledDenoisers
+    graphs: CallGraphs | None = None
     between: FlowNetwork | None = None  # makes frames between the frames of videos
     sharding: Sharding = Sharding()
     cache_queries: Dict[str, int] = field(default_factory=dict)  # what was looked for while it was loaded, by cache
@@ -111,12 +113,28 @@ class Model:
             component.attach()
         why = "the ranks of this model have parts of its layers, and an adapter is made for whole ones"
         adapters = Adapters(pipeline, components, config.adapters, why if sharding.divided else None)
-        return cls(pipeline, family, components, weights, adapters, attention, step_cache, compiled, between, sharding)
+        refused = why_no_graphs(config, family, mesh) or hooks_at_times(pipeline.components.values())
+        graphs = CallGraphs.apply(config.compilation, components, device, refused)
+        return cls(
+            pipeline,
+            family,
+            components,
+            weights,
+            adapters,
+            attention,
+            step_cache,
+            compiled,
+            graphs,
+            between,
+            sharding,
+        )
 
     def sleep(self) -> None:
         """Move everything to the host. Raises ConfigError, with everything in place, if it cannot."""
         if self.sharding.fixed:
             raise ConfigError("--use-hsdp: weights that are shared out cannot be moved; level 2 drops them")
+        if self.graphs is not None:
+            self.graphs.forget()
         self.weights.sleep()
         if self.between is not None:
             self.between.to("cpu")
@@ -128,6 +146,8 @@ class Model:
 
     def close(self) -> None:
         """Give everything back. The pipeline, if somebody still has it, is without the weights that were moved."""
+        if self.graphs is not None:
+            self.graphs.forget()
         for component in self.components:
             component.detach()
         self.sharding.undo()
@@ -135,6 +155,21 @@ class Model:
         self.step_cache.undo()
         self.compiled.undo()
         self.weights.close()
+
+
+def why_no_graphs(config: EngineConfig, family: Family, mesh: Mesh) -> str | None:
+    """Why no call of this model can be recorded and replayed; None: some may be."""
+    attention, _ = attention_choice(config.attention)
+    reasons = {
+        "nobody has looked at what this pipeline does to its denoisers": not family.pipelines,
+        "several ranks run it together": mesh.size > 1,
+        "its weights move between the host and the device": config.memory.offloads,
+        "what a cache of steps leaves out differs from step to step": config.caches.steps is not None,
+        "what block-sparse attention leaves out differs from step to step": attention.is_sparse,
+        "the adapters of --lora-path act in every call": bool(config.adapters.lora_path)
+        and not config.adapters.distills,
+    }
+    return next((why for why, holds in reasons.items() if holds), None)
 
 
 def _quantizer(config: EngineConfig, device: torch.device) -> Quantizer:

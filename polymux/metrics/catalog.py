@@ -183,7 +183,8 @@ LABELS = {  # what a label says, and which values it takes
     "component": "a component of the pipeline, such as `text_encoder`, `transformer`, `vae`",
     "cache": "`runtime_cache`: final weights on disk, looked for once per denoiser when the model is loaded; "
     "`prompt_cache`: results of encoders, looked for at every call of one; `first_block`: calls of a denoiser, and "
-    "those of which only the first block ran; `prefix_cache`: full blocks of prompts, looked for when a request begins",
+    "those of which only the first block ran; `cuda_graphs`: calls of a denoiser that may be graphs; "
+    "`prefix_cache`: full blocks of prompts, looked for when a request begins",
     "kind": "`allocated`: in use; `reserved`: with what the allocator keeps; `peak`: the most that was in use",
     "method": "the HTTP method, or `WEBSOCKET`; `other` for one that is not a usual one",
     "route": "the route's template, such as `/v1/images/generations`; `none` if the request reached no route",

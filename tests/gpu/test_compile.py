@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from polymux.config import EngineConfig
 from polymux.engine.diffusion_engine import DiffusionEngine
 from polymux.media.wire import from_wire
-from polymux.request import Event, Finished, OmniDiffusionSamplingParams, Request
+from polymux.request import Event, Failed, Finished, LoRARequest, OmniDiffusionSamplingParams, Request
 
 OTHERS = [{}, {"enable_layerwise_offload": True}, {"quantization": "int8"}]
 
@@ -55,4 +55,24 @@ def test_as_eager(others: dict[str, Any], tiny_checkpoint: Callable[..., Path], 
         assert np.abs(got - expected).max() < 2e-3
     assert 1 <= counters["stats"]["unique_graphs"] <= 4
     assert any(tmp_path.rglob("*"))
+    engine.close()
+
+
+def test_adapters_compile_nothing_for_others(
+    tiny_checkpoint: Callable[..., Path], tiny_lora: Callable[[str], Path], tmp_path: Path
+) -> None:
+    torch._dynamo.reset()
+    folder, config = str(tiny_checkpoint("qwen-image")), {"cache_dir": str(tmp_path)}
+    engine = DiffusionEngine.load(EngineConfig.from_flat(model=folder, dtype="fp32", compilation_config=config))
+    engine.warm_up()
+    plain, before = pictures(engine), counters["stats"]["unique_graphs"]
+    params = OmniDiffusionSamplingParams(
+        height=64, width=64, num_inference_steps=2, lora=(LoRARequest(path=str(tiny_lora("qwen-image"))),)
+    )
+    engine.add(Request(request_id="tuned", prompt="a photo of a cat", params=params))
+    while engine.busy:
+        assert not any(isinstance(event, Failed) for event in engine.step())
+    for got, expected in zip(pictures(engine), plain, strict=True):
+        assert np.abs(got - expected).max() < 2e-3
+    assert counters["stats"]["unique_graphs"] == before
     engine.close()

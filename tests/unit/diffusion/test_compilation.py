@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,19 @@ import numpy as np
 import pytest
 import torch
 from fake_pipeline import CHANNELS, Denoiser, engine_of, outcome, pipeline_of, pixels, request_of
+from safetensors.torch import load_file, save_file
 from torch._dynamo.utils import counters
 
 from polymux.compilation_config import CompilationConfig
 from polymux.config import EngineConfig
 from polymux.diffusion import compiled_blocks
+from polymux.diffusion.recording import Recording
+from polymux.engine.diffusion_engine import DiffusionEngine
 from polymux.errors import ConfigError
 from polymux.families import generate_family_of
 from polymux.loading.generate import check_settings
+from polymux.request import LoRARequest
+from polymux.testing.tape import TapeRecorder
 
 BLOCKS = 6
 BUDGET = {"max_batched_tokens": 1 << 20}  # everything is merged
@@ -91,6 +96,20 @@ def pictures(engine: Any, sizes: Any = SIZES, batch: int = 2) -> list[np.ndarray
             done = outcome(engine)
             made += [pixels(done[f"{i}"]) for i in range(number)]
     return made
+
+
+class TakeApart:
+    """A denoiser without its reading of marks, and with a number from the host."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def forward(
+        self, hidden_states: torch.Tensor, timestep: torch.Tensor, encoder_hidden_states: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        for block in self.module.transformer_blocks:
+            hidden_states = block(hidden_states * torch.as_tensor(0.5), temb=timestep / 1000)
+        return (hidden_states,)
 
 
 def graphs() -> int:
@@ -166,6 +185,32 @@ def test_blocks_are_streamed_as_ever() -> None:
     engine.close()
 
 
+def test_compiled_blocks_are_recorded() -> None:
+    """Nothing is compiled anew for it, though what comes from the host is noted meanwhile."""
+    engine = engine_of(blocked_pipeline(), compilation_config={"backend": "eager"}, max_num_seqs=1)
+    (denoiser,) = [c for c in engine.components if c.role == "denoiser"]
+    assert denoiser.compiled is not None
+    given = {
+        "hidden_states": torch.ones(1, 4, CHANNELS),
+        "timestep": torch.full((1,), 500.0),
+        "encoder_hidden_states": torch.zeros(1, 6, CHANNELS),
+    }
+    denoiser.module.forward = TakeApart(denoiser.module).forward  # type: ignore[assignment]
+    denoiser.look_up()
+
+    def run(arguments: dict[str, Any]) -> Any:
+        assert denoiser.compiled is not None
+        with denoiser.compiled.active(()):
+            return denoiser.run("forward", arguments)
+
+    want = run(given)
+    before = graphs()
+    assert before > 0
+    recording = Recording(run, given, TapeRecorder(), denoiser.compiled)
+    assert torch.equal(recording.run(given)[0], want[0]) and torch.equal(run(given)[0], want[0])
+    assert graphs() == before
+
+
 def test_calls_with_adapters_run_eagerly(info: pytest.LogCaptureFixture) -> None:
     engine = engine_of(blocked_pipeline(), compilation_config={"backend": "eager"}, max_num_seqs=1)
     (denoiser,) = [c for c in engine.components if c.role == "denoiser"]
@@ -178,6 +223,50 @@ def test_calls_with_adapters_run_eagerly(info: pytest.LogCaptureFixture) -> None
     with denoiser.compiled.active(()):
         denoiser.module(*arguments)
     assert graphs() == 1
+
+
+def test_adapters_compile_nothing_for_others(
+    tiny_checkpoint: Callable[..., Path], tiny_lora: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Neither when the first one comes nor when it goes, and requests with and without run at the same time."""
+    first = tiny_lora("qwen-image")
+    state = {key: -0.5 * value for key, value in load_file(first).items() if ".to_q." in key}
+    second = tmp_path / "second.safetensors"
+    save_file(state, second)
+    knobs = {"max_num_seqs": 2, "max_loras": 1, "max_batched_tokens": 1}  # nothing is merged: that takes more graphs
+    wanted = engine_from(tiny_checkpoint("qwen-image"), enforce_eager=True, **knobs)
+    engine = engine_from(tiny_checkpoint("qwen-image"), compilation_config={"backend": "eager"}, **knobs)
+
+    plain = drawn(engine, (), ())
+    before = compiled_so_far()
+    assert before[0] > 0
+    for files in ((first,), (), (second,), (first, second)):
+        for ours, theirs in zip(drawn(engine, (), files), drawn(wanted, (), files), strict=True):
+            assert np.abs(ours - theirs).max() < 2e-5
+        assert compiled_so_far() == before
+    for ours, theirs in zip(drawn(engine, (), ()), plain, strict=True):
+        assert np.array_equal(ours, theirs)
+    assert compiled_so_far() == before
+    wanted.close()
+    engine.close()
+
+
+def engine_from(folder: Path, **knobs: Any) -> DiffusionEngine:
+    return DiffusionEngine.load(EngineConfig.from_flat(model=str(folder), dtype="fp32", **knobs))
+
+
+def drawn(engine: DiffusionEngine, *asked: Sequence[Path]) -> list[np.ndarray[Any, Any]]:
+    """Requests at the same time, each with these adapters."""
+    for i, files in enumerate(asked):
+        adapters = tuple(LoRARequest(path=str(file)) for file in files)
+        engine.add(request_of(f"{i}", steps=2, seed=i, height=64, width=64, lora=adapters))
+    done = outcome(engine)
+    return [pixels(done[f"{i}"]) for i in range(len(asked))]
+
+
+def compiled_so_far() -> tuple[int, ...]:
+    """Graphs, and functions that torch has looked at in order to compile them."""
+    return graphs(), sum(counters["frames"].values()), sum(counters["recompile_limit"].values())
 
 
 def test_hooks_inside_blocks(info: pytest.LogCaptureFixture) -> None:
