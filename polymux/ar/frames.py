@@ -147,7 +147,7 @@ class FrameBatch:
         self._network = _Network(writer, room.rows, device)
         self._cache = PagedCache(shape_of(writer), room, device)
         self._pool = BlockPool(room.blocks, room.block_size, caching=False)
-        self._graphs, self._context = graphs, room.context
+        self.graphs, self._context = graphs, room.context
         self._steps = self._new_steps()
         self._free = list(range(room.rows))
         self._held: dict[int, list[int]] = {}  # blocks by row
@@ -221,7 +221,7 @@ class FrameBatch:
 
     def _new_steps(self) -> StepGraphs:
         rows = torch.arange(self._cache.rows + 1, device=self._cache.device)
-        return StepGraphs(self._network, self._cache, rows, self._graphs)
+        return StepGraphs(self._network, self._cache, rows, self.graphs)
 
     def _flight(self, rows: list[int], codes: Tensor) -> FrameFlight:
         if not self._on_gpu:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from polymux.ar.frames import FrameBatch, FrameFlight
 from polymux.config import EngineConfig
+from polymux.diffusion.recording import CudaRecorder
 from polymux.diffusion.session import Session
 from polymux.diffusion.timing import Elapsed, Stopwatch
 from polymux.diffusion.tracebacks import drop_frames
@@ -27,6 +28,7 @@ from polymux.engine.ar_state import new_frame_batch
 from polymux.engine.failure import as_polymux_error
 from polymux.engine.generate_engine import GenerateEngine, sound_of
 from polymux.engine.generate_model import GenerateModel
+from polymux.engine.part_decoder import PartDecoder
 from polymux.engine.sentence import Part, Sentence, due, sounded
 from polymux.engine.sound_job import SoundJob
 from polymux.errors import InvalidRequestError, PolymuxError
@@ -56,6 +58,7 @@ class FrameEngine(GenerateEngine):
         self._launched: deque[_Written | Part] = deque()
         self._warm = False
         self._batch: FrameBatch | None = None
+        self._decoder: PartDecoder | None = None
         self._make_batch()
 
     def _make_batch(self) -> None:
@@ -65,6 +68,9 @@ class FrameEngine(GenerateEngine):
         self._writer = self.family.adapter.writer(self.loaded.parts)
         with torch.no_grad():
             self._batch = new_frame_batch(self.config, self._writer, self.device)
+        rows, codec = self.config.scheduler.max_num_seqs, self.loaded.parts.beside
+        recorder = None if self._batch.graphs == "off" else CudaRecorder(self.device)
+        self._decoder = PartDecoder(codec.decode, (rows, self._writer.groups, self.family.framed), recorder)
 
     def _describe(self, model: GenerateModel, config: EngineConfig) -> Capabilities:
         return replace(super()._describe(model, config), merges=True)
@@ -83,13 +89,16 @@ class FrameEngine(GenerateEngine):
         """Speak a little, and record what can be recorded. Raises what that raised."""
         super().warm_up()
         self._warm = True
+        assert self._decoder is not None
         with torch.no_grad():
             self.batch.prepare()
+            self._decoder.prepare(self.device)
 
     def sleep(self, level: int) -> int:
         if self.busy or self.asleep:
             return super().sleep(level)  # which says so
-        before, self._batch = used_bytes(self.device), None
+        before = used_bytes(self.device)
+        self._batch = self._decoder = None
         try:
             super().sleep(level)
         except PolymuxError:
@@ -139,7 +148,8 @@ class FrameEngine(GenerateEngine):
         return bool(before or self._launched)
 
     def _part(self, sentences: list[Sentence], count: int) -> Part:
-        return sounded(self.loaded.parts.beside, sentences, count, self.device)
+        assert self._decoder is not None
+        return sounded(self._decoder, sentences, count, self.device)
 
     def _begin(self) -> None:
         """Of those that wait: of the request with the fewest sentences under way first."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from polymux.ar.frames import Start
+from polymux.engine.part_decoder import Decode
 from polymux.engine.sound_job import SoundJob
 from polymux.media.wire import Array
 
@@ -75,14 +75,14 @@ def due(sentences: Iterable[Sentence], count: int) -> list[list[Sentence]]:
     return list(groups.values())
 
 
-def sounded(codec: Any, sentences: list[Sentence], count: int, device: torch.device) -> Part:
+def sounded(decode: Decode, sentences: list[Sentence], count: int, device: torch.device) -> Part:
     """Their next `count` frames, or fewer, which are as many in each."""
     frames = [sentence.waiting[:count] for sentence in sentences]
     codes = torch.tensor(frames).transpose(1, 2)
     if device.type == "cuda":
         codes = codes.contiguous().pin_memory().to(device, non_blocking=True)
     kept = tuple(torch.cat(each) for each in zip(*(s.kept for s in sentences), strict=True))
-    samples, now = codec.decode(codes, kept)
+    samples, now = decode(codes, kept)
     for i, sentence in enumerate(sentences):
         sentence.waiting = sentence.waiting[count:]
         sentence.kept = tuple(each[i : i + 1] for each in now)

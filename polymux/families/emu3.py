@@ -34,13 +34,17 @@ def _conversed(parts: Parts, question: Question) -> Any:
     return conversed(parts, question, images_kwargs={"input_data_format": "channels_last"})
 
 
+_RATIO, _AREA = "1:1", 720 * 720  # of pictures, where a version of transformers does not keep what a checkpoint says
+
+
 class Emu3Adapter(PictureAdapter):
     # Pictures.
 
     def canvas(self, parts: Parts) -> Canvas:
         factor = int(parts.model.model.vqmodel.vision_spatial_factor)
+        kept = vars(parts.processor)
         rows, columns = parts.processor.calculate_generate_size(
-            parts.processor.ratio, parts.processor.image_area, factor
+            kept.get("ratio", _RATIO), kept.get("image_area", _AREA), factor
         )
         return Canvas(width=columns * factor, height=rows * factor, multiple=factor)
 

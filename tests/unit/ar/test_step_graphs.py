@@ -18,7 +18,13 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.mark.parametrize(
     ("how", "device", "graphs"),
-    [("auto", CPU, "off"), ("auto", GPU, "compiled"), ("plain", GPU, "plain"), ("compiled", GPU, "compiled"), ("off", GPU, "off")],
+    [
+        ("auto", CPU, "off"),
+        ("auto", GPU, "compiled"),
+        ("plain", GPU, "plain"),
+        ("compiled", GPU, "compiled"),
+        ("off", GPU, "off"),
+    ],
 )
 def test_how_a_step_runs(how: str, device: torch.device, graphs: str) -> None:
     assert graphs_of(DecodingConfig(decode_graphs=how), device) == graphs
