@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from transformers import GenerationConfig
 
-from polymux.ar.sequence import Drawing, Sequence
+from polymux.ar.features import Features, names_of
+from polymux.ar.sequence import Drawing, Heard, Sequence
 from polymux.engine.writing import Writer
 from polymux.families.chat import ChatCall
 from polymux.request import Finished, FinishReason, Progress, Request, RequestMetrics, SamplingParams, TextPiece
@@ -27,6 +28,7 @@ class ArJob:
     call: ChatCall | None = None
     sequence: Sequence | None = None
     seconds: float = 0.0  # of the steps it was in
+    reading: float = 0.0  # seconds of its media
 
     def pieces(self) -> list[TextPiece | Progress]:
         """What there is to be said, after a token of it."""
@@ -38,6 +40,7 @@ class ArJob:
         now, tokens = time.perf_counter(), len(self.writer.tokens)
         return RequestMetrics(
             queue=(self.started or now) - self.arrived,
+            encode=self.reading,
             denoise=self.seconds,
             total=now - self.arrived,
             steps=tokens,
@@ -63,13 +66,18 @@ class ArJob:
         return "stop" if ended else "length"
 
 
-def sequence_of(job: ArJob, params: SamplingParams, settings: GenerationConfig) -> Sequence:
-    """Its prompt, and how its tokens are drawn: as the request says, else as the checkpoint does."""
+def sequence_of(
+    job: ArJob, params: SamplingParams, settings: GenerationConfig, prefix: str, features: Features | None
+) -> Sequence:
+    """Its prompt, and how its tokens are drawn: as the request says, else as the checkpoint does. `prefix`: of what the
+    call's arguments say of that."""
     assert job.call is not None
     given = job.call.arguments
+    tokens: list[int] = given["input_ids"][0].tolist()
+    names = None if features is None else names_of(tokens, features, job.call.contents)
 
     def setting(name: str, usual: float) -> float:
-        value = given.get(name)
+        value = given.get(prefix + name)
         value = getattr(settings, name) if value is None else value
         return usual if value is None else float(value)
 
@@ -86,9 +94,13 @@ def sequence_of(job: ArJob, params: SamplingParams, settings: GenerationConfig) 
     )
     return Sequence(
         name=job.request.request_id,
-        tokens=given["input_ids"][0].tolist(),
+        tokens=tokens,
         limit=job.call.steps,
         ends=job.call.ends,
         drawing=drawing,
         constraint=job.call.constraint,
+        features=features,
+        names=names,
+        shared=features is None or names is not None,
+        heard=None if job.call.speech_steps is None else Heard(),
     )

@@ -12,12 +12,12 @@ import torch
 
 from polymux.ar.blocks import BlockPool
 from polymux.ar.network import Network
-from polymux.ar.paged_cache import PagedCache, Room, Shape
+from polymux.ar.paged_cache import PagedCache, Room
 from polymux.ar.runner import Runner
 from polymux.ar.scheduler import Scheduler
 from polymux.ar.step_graphs import Graphs
 from polymux.config import EngineConfig
-from polymux.decoding_config import GIB, SHARE_OF_THE_GPU, TOKENS_OF_A_STEP, DecodingConfig
+from polymux.decoding_config import GIB, SHARE_BESIDE_SPEECH, SHARE_OF_THE_GPU, TOKENS_OF_A_STEP, DecodingConfig
 from polymux.errors import ConfigError
 from polymux.memory.measure import release
 
@@ -40,7 +40,7 @@ class ArState:
         Raises ConfigError if there is no room."""
         settings, rows = config.decoding, config.scheduler.max_num_seqs
         size = settings.block_size or BLOCK
-        count = block_count(settings, network.shape, size, rows, context, network.device)
+        count = block_count(settings, network, size, rows, context)
         caching = settings.enable_prefix_caching is not False
         pool = BlockPool(count, size, caching)
         longest = min(count * size, context or count * size)
@@ -48,6 +48,9 @@ class ArState:
         budget = settings.max_num_batched_tokens or TOKENS_OF_A_STEP
         scheduler = Scheduler(pool, rows, budget, chunked=settings.enable_chunked_prefill is not False)
         graphs = graphs_of(settings, network.device)
+        if graphs == "compiled" and network.listens:
+            what = "decode_graphs='compiled': cannot act on a model whose states are handed on to be spoken"
+            raise ConfigError(what, param="decode_graphs")
         gib = network.shape.token_bytes * size * count / GIB
         log.info("%d blocks of %d tokens for keys and values (%.2f GiB); graphs: %s", count, size, gib, graphs)
         return cls(pool, scheduler, Runner(network, cache, graphs), cache.handle)
@@ -71,10 +74,9 @@ def graphs_of(settings: DecodingConfig, device: torch.device) -> Graphs:
     return "off"
 
 
-def block_count(
-    settings: DecodingConfig, shape: Shape, size: int, rows: int, context: int | None, device: torch.device
-) -> int:
+def block_count(settings: DecodingConfig, network: Network, size: int, rows: int, context: int | None) -> int:
     """Blocks that there is room for, and no more than can ever be of use. Raises ConfigError."""
+    device, shape = network.device, network.shape
     param = "kv_cache_memory_bytes"
     if settings.gpu_memory_utilization is not None and device.type != "cuda":
         raise ConfigError(f"gpu_memory_utilization: {device} is no GPU", param="gpu_memory_utilization")
@@ -83,8 +85,9 @@ def block_count(
     elif device.type == "cuda":
         release(device)
         free, total = torch.cuda.mem_get_info(device)
-        share = settings.gpu_memory_utilization or SHARE_OF_THE_GPU
-        room, param = int(share * total) - (total - free), "gpu_memory_utilization"
+        # Where it is spoken, too, that needs room: in the same process or in others, which may be on the same device.
+        usual = SHARE_BESIDE_SPEECH if network.listens else SHARE_OF_THE_GPU
+        room, param = int((settings.gpu_memory_utilization or usual) * total) - (total - free), "gpu_memory_utilization"
     else:
         room = GIB
     needed = shape.token_bytes * size
