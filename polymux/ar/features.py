@@ -82,7 +82,8 @@ def together(parts: Many[tuple[int, Features, int, int]], size: int, upload: Upl
 
 def _joined(rows: Many[Rows], upload: Upload) -> tuple[torch.Tensor, torch.Tensor]:
     at = upload(np.concatenate([one.places for one in rows]))
-    return at, torch.cat([one.values for one in rows], dim=1).to(at.device)
+    values = torch.cat([one.values for one in rows], dim=1)
+    return at, values.pin_memory().to(at.device, non_blocking=True) if at.is_cuda else values
 
 
 def names_of(tokens: Many[int], features: Features, contents: Mapping[int, Many[bytes]]) -> list[int] | None:

@@ -274,3 +274,14 @@ def check_marks(messages: Sequence[Message], marks: Sequence[str]) -> None:
             for mark in marks:
                 if mark in part.text:
                     raise InvalidRequestError(f"prompt: {mark!r} stands for a medium, and is no text", param="prompt")
+
+
+def check_known(tokenizer: Any, ids: Any, model: Any) -> None:
+    """Raises InvalidRequestError for tokens that the model cannot begin with, which it would fail at."""
+    if not ids.numel():
+        raise InvalidRequestError("prompt: the model's tokenizer makes no token of it", param="prompt")
+    most = model.get_input_embeddings().num_embeddings
+    if int(ids.max()) >= most:
+        unknown = tokenizer.decode([int(ids.max())])
+        what = f"the tokenizer knows {unknown!r}, and the model, which has {most} tokens, does not"
+        raise InvalidRequestError(f"prompt: {what}", param="prompt")

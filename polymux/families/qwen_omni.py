@@ -23,6 +23,7 @@ from polymux.families.chat import (
     Hooks,
     Question,
     Tensors,
+    check_known,
     check_marks,
     drawing,
     ends_of,
@@ -71,6 +72,7 @@ class OmniAdapter(ThinkingAdapter):
     def ask(self, parts: Parts, question: Question) -> ChatCall:
         self.check_question(parts, question)
         inputs = self._inputs(parts, question)
+        check_known(parts.processor.tokenizer, inputs["input_ids"], parts.model.thinker)
         count = inputs["input_ids"].shape[1]
         settings = parts.model.thinker.generation_config
         ends = ends_of(settings.eos_token_id, parts.processor.tokenizer.eos_token_id)

@@ -18,10 +18,12 @@ import torch
 import transformers as T
 
 from polymux.config import EngineConfig
-from polymux.engine.answering import load_answering
+from polymux.decoding_config import DecodingConfig
+from polymux.engine.answering import load_answering, load_thinking, unpaged
 from polymux.engine.ar_engine import ArEngine
 from polymux.engine.ar_speak_engine import ArSpeakEngine
 from polymux.engine.ar_think_engine import ArThinkEngine
+from polymux.engine.chat_engine import ChatEngine
 from polymux.engine.decode_engine import DecodeEngine
 from polymux.engine.generate_model import GenerateModel
 from polymux.engine.talk_engine import TalkEngine
@@ -214,3 +216,37 @@ def test_what_is_drawn_is_the_same_after_a_sleep(level: int, flags: dict[str, An
         assert got.text == first[name].text and got.end.seeds == first[name].end.seeds  # type: ignore[union-attr]
         assert np.allclose(np.concatenate(got.wave, 1), np.concatenate(first[name].wave, 1), rtol=0, atol=1e-4)
     engine.close()
+
+
+def test_which_engine_answers(
+    flags: dict[str, Any],
+    model: GenerateModel,
+    wanted: dict[str, Answer],
+    tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = EngineConfig.from_flat(**flags)
+    assert unpaged(config, model) is None
+    assert "--merge-decoding" in str(unpaged(EngineConfig.from_flat(**flags, merge_decoding=True), model))
+    thinker, parts = model.parts.model.thinker, model.parts
+    with monkeypatch.context() as patch:
+        patch.setattr(thinker.generation_config, "no_repeat_ngram_size", 3)
+        assert "no_repeat_ngram_size" in str(unpaged(config, model))
+    with monkeypatch.context() as patch:
+        patch.setattr(model.family.adapter, "sees_at", 3.7)
+        assert "tokens apart" in str(unpaged(config, model))
+    monkeypatch.setattr(GenerateModel, "load", lambda *_: model)
+    split = EngineConfig.from_flat(**flags, split_stages=True)
+    generate = DecodingConfig(decoding="generate")
+    assert type(load_thinking(split)) is ArThinkEngine
+    assert type(load_thinking(replace(split, decoding=generate))) is ThinkEngine
+    assert type(load_answering(replace(config, decoding=generate))) is ChatEngine
+    monkeypatch.setattr(parts.model, "has_talker", False)
+    for component in model.components:
+        component.attach()
+    mute = load_answering(config)  # of a checkpoint that does not speak
+    assert type(mute) is ArEngine and mute.capabilities.makes == ("text",)
+    silent = [ask for ask in ASKS if not ask.speaks]
+    got = drive((mute,), [request_for(ask, ask.name) for ask in silent])
+    for ask in silent:
+        check(got[ask.name], wanted[ask.name], tokenizer)
