@@ -119,7 +119,7 @@ def check_settings(config: EngineConfig, family: GenerateFamily) -> None:
         why = f"acts only on models that answer, and on a few that speak; on {family.name} it does not"
         check_unchanged(config.scheduler, why, ("merge_decoding",))
     if not (isinstance(family, ChatFamily) and family.paged):
-        check_unchanged(config.decoding, f"acts only on language models, and {family.name} is none")
+        check_unchanged(config.decoding, f"acts only on models whose answers go on together, and {family.name} is none")
     if config.speech.vocoder is not None and family.beside is None:
         raise ConfigError(f"vocoder: a {family.name} model has its own", param="vocoder")
     if config.speech.voice_path is not None and not family.voice_files:
