@@ -250,3 +250,52 @@ def test_which_engine_answers(
     got = drive((mute,), [request_for(ask, ask.name) for ask in silent])
     for ask in silent:
         check(got[ask.name], wanted[ask.name], tokenizer)
+
+
+@pytest.mark.parametrize("steps", [0, 3, 12, 60])
+def test_who_leaves_or_fails_is_alone_in_that(
+    steps: int,
+    flags: dict[str, Any],
+    model: GenerateModel,
+    wanted: dict[str, Answer],
+    tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Aborted while its media wait to be read, in its prompt, and while it is written; and one whose media cannot be
+    read."""
+    engine = whole(flags, model, ahead=True, max_num_batched_tokens=9)
+    adapter, read = model.family.adapter, model.family.adapter.read  # type: ignore[attr-defined]
+    broken = Ask(
+        "broken",
+        [said("user", SEES, HEARS, "what is that, which cannot be seen?")],
+        params=GREEDY | {"max_new_tokens": 7},
+    )
+
+    def fails(parts: Any, call: Any) -> Any:
+        if len(call.contents) == 2 and call.steps == 7:
+            raise RuntimeError("it cannot be seen")
+        return read(parts, call)
+
+    monkeypatch.setattr(adapter, "read", fails)
+    left = steps
+
+    def step() -> list[Event]:
+        nonlocal left
+        if not left:
+            for name in ("gone", "left"):
+                engine.abort(name)
+        left -= 1
+        return type(engine).step(engine)
+
+    engine.step = step  # type: ignore[method-assign]
+    asked = {ask.name: ask for ask in ASKS}
+    others = [asked[name] for name in ("sees", "all", "reads")]
+    long = replace(asked["turns"], params={"max_new_tokens": 300, "do_sample": False})
+    gone = [request_for(long, "left"), request_for(replace(long, speaks=True), "gone")]
+    got = drive((engine,), [*gone, request_for(broken, "broken"), *(request_for(ask, ask.name) for ask in others)])
+    for ask in others:
+        check(got[ask.name], wanted[ask.name], tokenizer, 1e-4)
+    ends = {name: got[name].end for name in ("gone", "left", "broken")}
+    kinds = ["RequestAbortedError", "RequestAbortedError", "GenerationError"]
+    assert [end.error.kind for end in ends.values() if isinstance(end, Failed)] == kinds
+    assert (engine.stats.running, engine.stats.waiting, engine.stats.kv_blocks_used) == (0, 0, 0)
