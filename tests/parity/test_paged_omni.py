@@ -19,6 +19,7 @@ import transformers as T
 
 from polymux.config import EngineConfig
 from polymux.decoding_config import DecodingConfig
+from polymux.engine import ar_state
 from polymux.engine.answering import load_answering, load_thinking, unpaged
 from polymux.engine.ar_engine import ArEngine
 from polymux.engine.ar_speak_engine import ArSpeakEngine
@@ -97,8 +98,15 @@ def whole(flags: dict[str, Any], model: GenerateModel, ahead: bool = False, **mo
 
 @pytest.mark.parametrize("how", HOWS)
 def test_answers_are_those_of_transformers(
-    how: str, flags: dict[str, Any], model: GenerateModel, wanted: dict[str, Answer], tokenizer: Any
+    how: str,
+    flags: dict[str, Any],
+    model: GenerateModel,
+    wanted: dict[str, Answer],
+    tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if how == "in parts":  # and as on a GPU
+        monkeypatch.setattr(ar_state, "graphs_of", lambda *_: "padded")
     engine = whole(flags, model, ahead=how == "in parts", **HOWS[how])
     check(drive((engine,), [request_for(ASKS[0], "alone")])["alone"], wanted[ASKS[0].name], tokenizer, 1e-4)
     for asks in (ASKS, ASKS[::-1]):
@@ -194,27 +202,25 @@ def test_what_is_spoken_is_the_same_in_stages(
             engine.close()
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_what_is_drawn_is_the_same_after_a_sleep(level: int, flags: dict[str, Any]) -> None:
-    """With level 2, a request that is aborted while it is spoken leaves nothing."""
+def test_what_is_drawn_is_the_same_after_a_sleep(flags: dict[str, Any]) -> None:
+    """And a request that is aborted while it is spoken leaves nothing."""
     engine = load_answering(EngineConfig.from_flat(**flags))
     assert isinstance(engine, ArSpeakEngine) and engine.capabilities.merges
     asks = [says("a", 1, talker_max_new_tokens=12), says("b", 2, talker_max_new_tokens=6)]
     first = drive((engine,), asks)
-    if level == 2:
+    for level in (1, 2):
+        engine.sleep(level)
+        engine.wake_up()
         engine.add(asks[0])
         while not engine._speech.jobs:
             engine.step()
         assert not engine._jobs and engine.stats.running + engine.stats.waiting == 1
         engine.abort("a")
         assert [type(event) for event in engine.step()] == [Failed] and not engine.busy
-    engine.sleep(level)
-    engine.wake_up()
-    again = drive((engine,), asks[::-1])
-    for name, got in again.items():
-        assert isinstance(got.end, Finished) and got.end.metrics.audio_tokens > 0
-        assert got.text == first[name].text and got.end.seeds == first[name].end.seeds  # type: ignore[union-attr]
-        assert np.allclose(np.concatenate(got.wave, 1), np.concatenate(first[name].wave, 1), rtol=0, atol=1e-4)
+        for name, got in drive((engine,), asks[::-1]).items():
+            assert isinstance(got.end, Finished) and got.end.metrics.audio_tokens > 0
+            assert got.text == first[name].text and got.end.seeds == first[name].end.seeds  # type: ignore[union-attr]
+            assert np.allclose(np.concatenate(got.wave, 1), np.concatenate(first[name].wave, 1), rtol=0, atol=1e-4)
     engine.close()
 
 
@@ -252,7 +258,7 @@ def test_which_engine_answers(
         check(got[ask.name], wanted[ask.name], tokenizer)
 
 
-@pytest.mark.parametrize("steps", [0, 3, 12, 60])
+@pytest.mark.parametrize("steps", [3, 12, 60])
 def test_who_leaves_or_fails_is_alone_in_that(
     steps: int,
     flags: dict[str, Any],
