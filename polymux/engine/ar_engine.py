@@ -355,13 +355,12 @@ class ArEngine:
             self._events += job.pieces()
 
     def _thoughts(self, state: ArState, job: ArJob, sequence: Sequence) -> Tensors:
-        """Of an answer that is at its end: what has to be known to speak it. Raises GenerationError if there is
-        nothing to be spoken."""
+        """Of an answer that is at its end: what has to be known to speak it, each thing where it is. Raises
+        GenerationError if there is nothing to be spoken."""
         assert self._model is not None and job.call is not None and sequence.heard is not None
         count = len(sequence.tokens) - 1  # the last one was chosen, and not computed
-        embeds = state.runner.embedded(sequence, count)
-        states = sequence.heard.states(count).to(self._device)
-        tokens = torch.tensor(sequence.tokens, device=self._device)[None]
+        embeds, states = state.runner.embedded(sequence, count), sequence.heard.states(count)
+        tokens = torch.tensor(sequence.tokens)[None]
         return self._family.adapter.thoughts(self._model.parts, job.call, tokens, embeds[None], states[None])
 
     def _complete(self, state: ArState, job: ArJob, sequence: Sequence) -> None:
