@@ -305,3 +305,22 @@ def test_who_leaves_or_fails_is_alone_in_that(
     kinds = ["RequestAbortedError", "RequestAbortedError", "GenerationError"]
     assert [end.error.kind for end in ends.values() if isinstance(end, Failed)] == kinds
     assert (engine.stats.running, engine.stats.waiting, engine.stats.kv_blocks_used) == (0, 0, 0)
+
+
+def test_nothing_to_speak_is_an_error_that_says_so(
+    flags: dict[str, Any], model: GenerateModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = model.family.adapter
+    speech, ask = adapter.speech, adapter.ask  # type: ignore[attr-defined]
+    for engine in (whole(flags, model), think(flags, model)):
+        with monkeypatch.context() as patch:  # every token ends the answer
+            patch.setattr(adapter, "ask", lambda *args: replace(ask(*args), steps=1))
+            end = drive((engine,), [says("a", 1)])["a"].end
+            assert isinstance(end, Failed) and "no words that could be spoken" in end.error.message
+        assert not engine.busy and engine.stats.kv_blocks_used == 0
+    engine = whole(flags, model)
+    with monkeypatch.context() as patch:  # every code ends the speech
+        patch.setattr(adapter, "speech", lambda *args: speech(*args) | {"talker_eos_token_id": list(range(72))})
+        end = drive((engine,), [says("a", 1)])["a"].end
+        assert isinstance(end, Failed) and "come to its end before it said anything" in end.error.message
+    assert not engine.busy
