@@ -34,7 +34,7 @@ def engine_for(config: EngineConfig) -> StageEngine:
     if name is None:
         config.speech.check_unused()
         check_unchanged(config.scheduler, "acts only on models of transformers", ("merge_decoding",))
-        check_unchanged(config.decoding, "acts only on language models")
+        check_unchanged(config.decoding, "acts only on models whose answers go on together")
     return load(config)
 
 
