@@ -9,6 +9,7 @@ from polymux.knobs import Checked, knob
 
 TOKENS_OF_A_STEP = 8192
 SHARE_OF_THE_GPU = 0.9
+SHARE_BESIDE_SPEECH = 0.5  # of a model that speaks, too
 GIB = 2**30
 
 
@@ -40,7 +41,11 @@ class DecodingConfig(Checked):
         None, "memory of the cache (default: on a GPU what --gpu-memory-utilization leaves, on a CPU 1 GiB)", minimum=1
     )
     gpu_memory_utilization: float | None = knob(
-        None, f"share of the GPU for weights and cache (default: {SHARE_OF_THE_GPU:g})", minimum=0.01, maximum=1
+        None,
+        f"share of the GPU for weights and cache (default: {SHARE_OF_THE_GPU:g}; of a model that speaks, too,"
+        f" {SHARE_BESIDE_SPEECH:g})",
+        minimum=0.01,
+        maximum=1,
     )
     decode_graphs: str = knob(
         "auto",

@@ -18,9 +18,10 @@ import torch
 
 from polymux.ar.attention import IMPLEMENTATION, register
 from polymux.ar.blocks import BlockPool
+from polymux.ar.features import Ints
 from polymux.ar.layers import CompiledLayers
 from polymux.ar.paged_cache import PagedCache, Room, Shape, Stretches
-from polymux.ar.prompt_batch import Ints, Span, side_by_side
+from polymux.ar.prompt_batch import Span, side_by_side
 from polymux.ar.step_graphs import Graphs, StepGraphs
 
 Tensor = torch.Tensor

@@ -97,7 +97,7 @@ class Scheduler:
     def know(self, sequence: Sequence) -> None:
         """Its tokens are known up to here: full blocks can be found by whoever begins alike."""
         full = min(sequence.computed, len(sequence.tokens)) // self.pool.block_size
-        if not self.pool.caching or full <= sequence.remembered:
+        if not self.pool.caching or not sequence.shared or full <= sequence.remembered:
             return
         self._keys(sequence, full)
         for i in range(sequence.remembered, full):
@@ -107,9 +107,10 @@ class Scheduler:
     def _keys(self, sequence: Sequence, count: int) -> None:
         """Those of its first blocks."""
         size, keys = self.pool.block_size, sequence.keys
+        names = sequence.tokens if sequence.names is None else sequence.names
         while len(keys) < count:
             begin = len(keys) * size
-            keys.append(self.pool.next_key(keys[-1] if keys else None, sequence.tokens[begin : begin + size]))
+            keys.append(self.pool.next_key(keys[-1] if keys else None, names[begin : begin + size]))
 
     def _decodes(self) -> list[Sequence]:
         """Those that go on, each with a block for its token."""
@@ -139,7 +140,9 @@ class Scheduler:
         """Give one that waits a place, what is there of its beginning, and blocks for all the rest that it has."""
         if sequence.pending or budget <= 0 or (pieces and not self._chunked and sequence.length > budget):
             return False
-        whole = (sequence.length - 1) // self.pool.block_size if self.pool.caching else 0  # its last token is computed
+        # Its last token is computed. Of what is found there are no states to listen to.
+        finds = self.pool.caching and sequence.shared and sequence.heard is None
+        whole = (sequence.length - 1) // self.pool.block_size if finds else 0
         self._keys(sequence, whole)
         sequence.blocks = self.pool.find(sequence.keys[:whole])
         missing = self.pool.blocks_for(sequence.length) - len(sequence.blocks)

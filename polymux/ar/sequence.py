@@ -10,6 +10,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from polymux.ar.features import Features
+
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
@@ -53,6 +55,24 @@ class Constraint(Protocol):
         """(vocabulary,) of bool, on the CPU: true where a token may follow these."""
 
 
+class Heard:
+    """The states of a sequence's tokens, as they come, on the host. What is computed again takes its own place."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, torch.Tensor]] = []
+
+    def take(self, start: int, rows: torch.Tensor) -> None:
+        """(tokens, size), of tokens from `start` on."""
+        self._rows.append((start, rows))
+
+    def states(self, count: int) -> torch.Tensor:
+        """(count, size), of the first tokens."""
+        made = self._rows[0][1].new_empty(count, self._rows[0][1].shape[1])
+        for start, rows in self._rows:
+            made[start : start + len(rows)] = rows[: max(0, count - start)]
+        return made
+
+
 @dataclass(eq=False, kw_only=True)
 class Sequence:
     """`tokens` are those that are known; `computed` of them are in the cache, or in a step that is under way, and
@@ -64,6 +84,10 @@ class Sequence:
     ends: frozenset[int] = frozenset()  # tokens after which it does not go on
     drawing: Drawing = field(default_factory=Drawing)
     constraint: Constraint | None = None
+    features: Features | None = None  # of its prompt, where that is more than words
+    names: list[int] | None = None  # of its tokens, by which others find what was computed of them; None: themselves
+    shared: bool = True  # whether others may find it
+    heard: Heard | None = None  # where its states go, if somebody listens to them
     prompt: int = field(init=False)
     computed: int = 0
     pending: int = 0
@@ -95,6 +119,11 @@ class Sequence:
         that one is known: it says which may follow."""
         return self.begun and self.computed == self.length - 1 and not (self.constraint and self.pending)
 
+    @property
+    def shift(self) -> int:
+        """How far behind its number a new token stands."""
+        return 0 if self.features is None else self.features.shift
+
     def leave(self) -> list[int]:
         """It is nowhere any more, and had these blocks."""
         blocks, self.blocks = self.blocks, []
@@ -105,4 +134,6 @@ class Sequence:
         """The first of the tokens that are being chosen is this one."""
         self.pending -= 1
         self.tokens.append(token)
+        if self.names is not None:
+            self.names.append(token)
         self.ended = self.ended or token in self.ends or len(self.tokens) - self.prompt >= self.limit

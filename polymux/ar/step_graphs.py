@@ -7,6 +7,7 @@ each size runs as it is. Knows the network as a function; not whose tokens these
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from logging import getLogger
@@ -19,6 +20,7 @@ from polymux.ar.paged_cache import PagedCache, Steps
 
 log = getLogger(__name__)
 
+Read = Callable[[torch.Tensor, torch.Tensor, Any, int], tuple[torch.Tensor, torch.Tensor | None]]
 Graphs = Literal["compiled", "plain", "padded", "off"]
 WARM = 2  # runs before a capture
 STAGES = 3  # of buffers on the host: what is copied to the device is not overwritten before it has got there
@@ -35,33 +37,41 @@ class Stepped(Protocol):
 
 @dataclass
 class _Size:
-    """One size of a batch: (positions, rows, slots) of its tokens, and their logits once it is captured."""
+    """One size of a batch: (positions, rows, slots, where they stand for the network) of its tokens, and their logits
+    once it is captured; and states, of a network that is listened to."""
 
-    packed: torch.Tensor  # (3, tokens)
+    packed: torch.Tensor  # (4, tokens)
     staged: list[torch.Tensor]
     turn: int = 0
     graph: torch.cuda.CUDAGraph | None = None
     logits: torch.Tensor | None = None
+    states: torch.Tensor | None = None
 
     @property
     def steps(self) -> Steps:
-        return Steps(*self.packed.unbind(0))
+        return Steps(*self.packed[:3].unbind(0))
 
-    def fill(self, positions: list[int], rows: list[int], slots: list[int], nobody: int) -> None:
+    def fill(self, positions: list[int], rows: list[int], slots: list[int], stand: list[int], nobody: int) -> None:
         """Those that are missing stand at the begin of nobody's row, and are kept where nobody looks."""
         missing = self.packed.shape[1] - len(rows)
         self.turn = (self.turn + 1) % STAGES
         staged = self.staged[self.turn]
-        staged.numpy()[:] = (positions + [0] * missing, rows + [nobody] * missing, slots + [0] * missing)
+        nothing = [0] * missing
+        staged.numpy()[:] = (positions + nothing, rows + [nobody] * missing, slots + nothing, stand + nothing)
         self.packed.copy_(staged, non_blocking=True)
 
 
 class StepGraphs:
-    """`last` (rows): the token that each row goes on with. Mode `padded`: all that graphs need, and none."""
+    """`last` (rows): the token that each row goes on with. Mode `padded`: all that graphs need, and none. `states`: of
+    the last run, to be used before the next one; if the network is listened to."""
 
-    def __init__(self, network: Stepped, cache: PagedCache, last: torch.Tensor, mode: Graphs) -> None:
+    def __init__(
+        self, network: Stepped, cache: PagedCache, last: torch.Tensor, mode: Graphs, read: Read | None = None
+    ) -> None:
+        """`read`: the same as the network, and states beside logits; None: nobody wants them."""
         self._cache, self._last, self._mode = cache, last, mode
-        self._network = network
+        self._network, self._read = network, read
+        self.states: torch.Tensor | None = None
         self._sizes: dict[int, _Size] = {}
         self._captures = mode in ("compiled", "plain") and cache.device.type == "cuda"
         self._pool: Any = None
@@ -83,23 +93,28 @@ class StepGraphs:
             return
         log.info("captured steps of %s sequences in %.1f s", self.sizes, time.perf_counter() - start)
 
-    def run(self, positions: list[int], rows: list[int], slots: list[int]) -> torch.Tensor:
-        """Logits (tokens, vocabulary); to be used before the next run."""
+    def run(
+        self, positions: list[int], rows: list[int], slots: list[int], stand: list[int] | None = None
+    ) -> torch.Tensor:
+        """Logits (tokens, vocabulary); to be used before the next run. `stand`: where the tokens stand for the network,
+        if not at their positions."""
         wanted = len(rows)
         fitting = wanted if self._mode == "off" else next(size for size in self.sizes if size >= wanted)
         size = self._size(fitting)
-        size.fill(positions, rows, slots, nobody=self._cache.rows)
+        size.fill(positions, rows, slots, positions if stand is None else stand, nobody=self._cache.rows)
         if size.graph is None:
-            return self._step(size.steps)[:wanted]
-        size.graph.replay()
+            self._step(size)
+        else:
+            size.graph.replay()
+        self.states = size.states
         assert size.logits is not None
         return size.logits[:wanted]
 
     def _size(self, tokens: int) -> _Size:
         if tokens not in self._sizes:
             pinned = self._cache.device.type == "cuda"
-            packed = torch.zeros(3, tokens, dtype=torch.long, device=self._cache.device)
-            staged = [torch.zeros(3, tokens, dtype=torch.long, pin_memory=pinned) for _ in range(STAGES)]
+            packed = torch.zeros(4, tokens, dtype=torch.long, device=self._cache.device)
+            staged = [torch.zeros(4, tokens, dtype=torch.long, pin_memory=pinned) for _ in range(STAGES)]
             size = self._sizes[tokens] = _Size(packed, staged)
             if self._captures:
                 self._try_capture(size)
@@ -107,7 +122,7 @@ class StepGraphs:
 
     def _try_capture(self, size: _Size) -> None:
         """If it cannot be, as fewer and fewer things are tried, it has no graph."""
-        size.fill([], [], [], nobody=self._cache.rows)
+        size.fill([], [], [], [], nobody=self._cache.rows)
         while self._captures:
             try:
                 self._capture(size)
@@ -122,22 +137,24 @@ class StepGraphs:
                     self._captures, self._mode = False, "off"
 
     def _capture(self, size: _Size) -> None:
-        steps = size.steps
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(WARM):
-                self._step(steps)
+                self._step(size)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):  # others prepare inputs
-            size.logits = self._step(steps)
+            self._step(size)
         self._pool = graph.pool()
         size.graph = graph
 
-    def _step(self, steps: Steps) -> torch.Tensor:
-        cache = self._cache
+    def _step(self, size: _Size) -> None:
+        cache, steps, stand = self._cache, size.steps, size.packed[3]
         cache.batch = steps
         cache.table[steps.rows, steps.positions // cache.block_size] = (steps.slots // cache.block_size).int()
         with self._network.layers.active() if self._mode == "compiled" else nullcontext():
-            return self._network(self._last[steps.rows], steps.positions, 0, cache.handle)
+            if self._read is None:
+                size.logits = self._network(self._last[steps.rows], stand, 0, cache.handle)
+            else:
+                size.logits, size.states = self._read(self._last[steps.rows], stand, 0, cache.handle)

@@ -58,9 +58,10 @@ _ANSWERING = """
 ## Answers by transformers
 
 An answer is the model's own `generate`, as a coroutine: requests are interleaved call by call, none merged. Language
-models of common classes are an exception: their answers [go on together](ar_engine.md). *Takes* names the media that a
-conversation may hold beside text, and how many of each; *fields* are those of `SamplingParams` that it takes, beside
-`seed`. Any other class whose name ends in `ForCausalLM` runs as `language`, without a proof.
+models of common classes and the Omni models are an exception: their answers [go on together](ar_engine.md), though
+their speech does not. *Takes* names the media that a conversation may hold beside text, and how many of each; *fields*
+are those of `SamplingParams` that it takes, beside `seed`. Any other class whose name ends in `ForCausalLM` runs as
+`language`, without a proof.
 Other models of transformers are refused. See [chat.md](chat.md).
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import shutil
 
 import torch
@@ -11,19 +12,33 @@ from polymux.ar.network import refusal
 from polymux.config import EngineConfig
 from polymux.decoding_config import DecodingConfig
 from polymux.engine.ar_engine import ArEngine
+from polymux.engine.ar_speak_engine import ArSpeakEngine
+from polymux.engine.ar_think_engine import ArThinkEngine
 from polymux.engine.base import StageEngine
 from polymux.engine.chat_engine import ChatEngine
 from polymux.engine.frame_engine import FrameEngine
 from polymux.engine.generate_engine import GenerateEngine
 from polymux.engine.generate_model import GenerateModel
 from polymux.engine.session_engine import prepare_device
+from polymux.engine.think_engine import ThinkEngine
 from polymux.errors import ConfigError
 from polymux.families.chat import ChatFamily
 from polymux.knobs import check_unchanged
 
+log = logging.getLogger(__name__)
+
 
 def load_answering(config: EngineConfig) -> StageEngine:
     """Load the model, and what it answers with. Raises CheckpointError, ConfigError."""
+    return _load(config, ArSpeakEngine, ChatEngine)
+
+
+def load_thinking(config: EngineConfig) -> StageEngine:
+    """The same for a stage whose answers others speak."""
+    return _load(config, ArThinkEngine, ThinkEngine)
+
+
+def _load(config: EngineConfig, speaking: type[ArEngine], apart: type[ChatEngine]) -> StageEngine:
     if config.decoding.elsewhere:
         from polymux.engine.vllm_engine import VllmEngine
 
@@ -33,12 +48,15 @@ def load_answering(config: EngineConfig) -> StageEngine:
     settings = config.decoding
     if settings.decoding == "generate":
         _check_apart(settings)
-        return ChatEngine(config, model, device)
+        return apart(config, model, device)
     why = unpaged(config, model)
     if why is None:
-        return ArEngine(config, model, device)
+        assert isinstance(model.family, ChatFamily)
+        together = speaking if model.family.adapter.layer(model.parts) is not None else ArEngine
+        return together(config, model, device)
     check_unchanged(settings, f"cannot act on this model: {why}")
-    return ChatEngine(config, model, device)
+    log.info("each answer has a loop of its own: %s", why)
+    return apart(config, model, device)
 
 
 def load_speaking(config: EngineConfig) -> StageEngine:
@@ -75,7 +93,8 @@ def unpaged(config: EngineConfig, model: GenerateModel) -> str | None:
             what = "--merge-decoding and --decoding paged exclude each other: both say how answers run together"
             raise ConfigError(what, param="merge_decoding")
         return "--merge-decoding says how its steps run together"
-    return lacking(model.parts.model.device) or refusal(model.parts.model)
+    adapter = model.family.adapter
+    return lacking(model.parts.model.device) or refusal(adapter.writer(model.parts)) or adapter.unpaged(model.parts)
 
 
 def lacking(device: torch.device) -> str | None:

@@ -8,12 +8,13 @@ thread. Knows requests and the queue between them; not what a model computes, an
 from __future__ import annotations
 
 import copy
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import torch
 from msgspec.structs import replace
 
+from polymux.ar.features import Features
 from polymux.ar.network import Network
 from polymux.ar.runner import Flight
 from polymux.ar.scheduler import Plan
@@ -23,6 +24,7 @@ from polymux.diffusion.run_log import RunLog
 from polymux.diffusion.timing import Elapsed, Stopwatch
 from polymux.diffusion.tracebacks import drop_frames
 from polymux.engine.ar_job import ArJob, fitted, sequence_of
+from polymux.engine.ar_media import read
 from polymux.engine.ar_state import ArState
 from polymux.engine.chat_inputs import question_of
 from polymux.engine.chat_model import described
@@ -34,7 +36,7 @@ from polymux.engine.transformers_engine import IDLE_S
 from polymux.engine.warmup import run_first_that_works
 from polymux.engine.writing import Writer
 from polymux.errors import NotReadyError, OutOfMemoryError, PolymuxError, RequestAbortedError
-from polymux.families.chat import ChatCall, ChatFamily
+from polymux.families.chat import ChatCall, ChatFamily, Tensors
 from polymux.families.generate import Parts
 from polymux.memory.measure import device_bytes, release, resident_bytes, used_bytes
 from polymux.parcel import Chunk
@@ -62,6 +64,7 @@ class ArEngine:
         self._config, self._device, self._family = config, device, model.family
         self._ahead = device.type == "cuda" if ahead is None else ahead
         self._asleep = 0  # the level
+        self._waits = True  # for what is prepared, if there is nothing else to do
         self._jobs: dict[str, ArJob] = {}
         self._events: list[Event] = []
         self._launched: _Launched | None = None
@@ -147,7 +150,7 @@ class ArEngine:
                 before, self._launched = self._launched, None
             if before is not None:
                 self._land(state, before)
-            elif self._launched is None and not self._events:
+            elif self._waits and self._launched is None and not self._events:
                 wait([job.preparing for job in self._jobs.values() if job.call is None], IDLE_S)
         events, self._events = self._events, []
         return events
@@ -200,10 +203,14 @@ class ArEngine:
             self._model.close()
 
     def _take_in(self, model: GenerateModel) -> None:
-        """The model has come. It runs as a whole: nobody captures calls of its parts."""
+        """The model has come. What writes runs as a whole: nobody captures calls of its parts."""
+        adapter = self._family.adapter
+        writer = adapter.writer(model.parts)
+        inside = {id(module) for module in writer.modules()}
         for component in model.components:
-            component.detach()
-        self._network = Network(model.parts.model)
+            if id(component.module) in inside:
+                component.detach()
+        self._network = Network(writer, adapter.layer(model.parts))
         self._open(model, self._network)
 
     @torch.no_grad()
@@ -238,18 +245,41 @@ class ArEngine:
             return self._holding.held(parts, request, params, call)
 
     def _admit(self, state: ArState) -> None:
-        """Those that are prepared join the queue."""
-        for job in [job for job in self._jobs.values() if job.call is None and job.preparing.done()]:
-            error = job.preparing.exception()
-            if error is not None:
-                self._fail(job, as_polymux_error(error, "", computing=False))
+        """Those that are prepared join the queue, up to one whose media are read: others go on before the next one."""
+        for job in [job for job in self._jobs.values() if job.sequence is None and job.preparing.done()]:
+            refused = job.preparing.exception()
+            if refused is not None:
+                self._fail(job, as_polymux_error(refused, "", computing=False))
                 continue
-            assert self._model is not None
             job.call = job.preparing.result()
-            params = sampling_of(job.request, self._described)
-            job.sequence = sequence_of(job, params, self._model.parts.model.generation_config)
-            state.scheduler.add(job.sequence)
-            self._events.append(Progress(job.request.request_id, "queued", 0, 0))
+            try:
+                features = self._read(job, job.call)
+            except Exception as error:  # whatever the model raises is the end of this request
+                self._fail(job, as_polymux_error(error, drop_frames(error), computing=True))
+                continue
+            job.preparing = Future()  # the one that is done holds what was read
+            self._join(state, job, features)
+            if features is not None:
+                return
+
+    def _join(self, state: ArState, job: ArJob, features: Features | None) -> None:
+        assert self._model is not None
+        adapter, params = self._family.adapter, sampling_of(job.request, self._described)
+        settings = adapter.writer(self._model.parts).generation_config
+        job.sequence = sequence_of(job, params, settings, adapter.prefix, features)
+        state.scheduler.add(job.sequence)
+        self._events.append(Progress(job.request.request_id, "queued", 0, 0))
+
+    def _read(self, job: ArJob, call: ChatCall) -> Features | None:
+        """What its media are to the model."""
+        assert self._model is not None
+        watch = Stopwatch(self._device)
+        job.call, features = read(self._model, call)
+        if features is not None:
+            elapsed = watch.stop()
+            self._log.count(self._name, "encode", 1, elapsed)
+            job.reading, job.started = elapsed(), watch.start
+        return features
 
     def _launch(self, state: ArState) -> _Launched | None:
         plan = state.scheduler.plan()
@@ -302,10 +332,23 @@ class ArEngine:
         if sequence.ended or job.writer.stopped:
             state.scheduler.remove(sequence)
             self._events += job.pieces()
-            self._end(job)
-            self._events.append(job.finished())
+            self._complete(state, job, sequence)
         else:
             self._events += job.pieces()
+
+    def _thoughts(self, state: ArState, job: ArJob, sequence: Sequence) -> Tensors:
+        """Of an answer that is at its end: what has to be known to speak it, each thing where it is. Raises
+        GenerationError if there is nothing to be spoken."""
+        assert self._model is not None and job.call is not None and sequence.heard is not None
+        count = len(sequence.tokens) - 1  # the last one was chosen, and not computed
+        embeds, states = state.runner.embedded(sequence, count), sequence.heard.states(count)
+        tokens = torch.tensor(sequence.tokens)[None]
+        return self._family.adapter.thoughts(self._model.parts, job.call, tokens, embeds[None], states[None])
+
+    def _complete(self, state: ArState, job: ArJob, sequence: Sequence) -> None:
+        """All of its text is written, and told."""
+        self._end(job)
+        self._events.append(job.finished())
 
     def _fall(self, state: ArState, plan: Plan, error: Exception) -> None:
         """A step has failed, and what it was to write is not there."""

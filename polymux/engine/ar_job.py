@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from transformers import GenerationConfig
 
-from polymux.ar.sequence import Drawing, Sequence
+from polymux.ar.features import Features, names_of
+from polymux.ar.sequence import Drawing, Heard, Sequence
 from polymux.engine.writing import Writer
 from polymux.errors import InvalidRequestError
 from polymux.families.chat import ChatCall
@@ -28,6 +29,7 @@ class ArJob:
     call: ChatCall | None = None
     sequence: Sequence | None = None
     seconds: float = 0.0  # of the steps it was in
+    reading: float = 0.0  # seconds of its media
 
     def pieces(self) -> list[TextPiece | Progress]:
         """What there is to be said, after a token of it."""
@@ -39,6 +41,7 @@ class ArJob:
         now, tokens = time.perf_counter(), len(self.writer.tokens)
         return RequestMetrics(
             queue=(self.started or now) - self.arrived,
+            encode=self.reading,
             denoise=self.seconds,
             total=now - self.arrived,
             steps=tokens,
@@ -76,12 +79,15 @@ def fitted(call: ChatCall, params: SamplingParams, context: int) -> ChatCall:
     return replace(call, arguments=call.arguments | {"input_ids": ids}, steps=min(call.steps, room))
 
 
-def drawing_of(call: ChatCall, params: SamplingParams, settings: GenerationConfig, seed: int) -> Drawing:
-    """How its tokens are drawn: as the request says, else as the checkpoint does."""
+def drawing_of(
+    call: ChatCall, params: SamplingParams, settings: GenerationConfig, seed: int, prefix: str = ""
+) -> Drawing:
+    """How its tokens are drawn: as the request says, else as the checkpoint does. `prefix`: of what the arguments of the
+    call say of that."""
     given = call.arguments
 
     def setting(name: str, usual: float) -> float:
-        value = given.get(name)
+        value = given.get(prefix + name)
         value = getattr(settings, name) if value is None else value
         return usual if value is None else float(value)
 
@@ -98,14 +104,22 @@ def drawing_of(call: ChatCall, params: SamplingParams, settings: GenerationConfi
     )
 
 
-def sequence_of(job: ArJob, params: SamplingParams, settings: GenerationConfig) -> Sequence:
-    """Its prompt, and how its tokens are drawn."""
+def sequence_of(
+    job: ArJob, params: SamplingParams, settings: GenerationConfig, prefix: str, features: Features | None
+) -> Sequence:
+    """Its prompt, and how its tokens are drawn: see `drawing_of`."""
     assert job.call is not None
+    tokens: list[int] = job.call.arguments["input_ids"][0].tolist()
+    names = None if features is None else names_of(tokens, features, job.call.contents)
     return Sequence(
         name=job.request.request_id,
-        tokens=job.call.arguments["input_ids"][0].tolist(),
+        tokens=tokens,
         limit=job.call.steps,
         ends=job.call.ends,
-        drawing=drawing_of(job.call, params, settings, job.seed),
+        drawing=drawing_of(job.call, params, settings, job.seed, prefix),
         constraint=job.call.constraint,
+        features=features,
+        names=names,
+        shared=features is None or names is not None,
+        heard=None if job.call.speech_steps is None else Heard(),
     )

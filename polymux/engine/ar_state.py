@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -18,7 +19,7 @@ from polymux.ar.runner import Runner
 from polymux.ar.scheduler import Scheduler
 from polymux.ar.step_graphs import Graphs
 from polymux.config import EngineConfig, use_compile_cache
-from polymux.decoding_config import GIB, SHARE_OF_THE_GPU, TOKENS_OF_A_STEP, DecodingConfig
+from polymux.decoding_config import GIB, SHARE_BESIDE_SPEECH, SHARE_OF_THE_GPU, TOKENS_OF_A_STEP, DecodingConfig
 from polymux.errors import ConfigError
 from polymux.memory.measure import release
 
@@ -27,6 +28,26 @@ log = logging.getLogger(__name__)
 BLOCK = 16  # tokens
 FRAMES = 4096  # of a sentence, with its prompt: as many as all may have at once
 SPARE = 2  # times what all requests together can have: the rest is for what comes again
+
+
+class Cached(Protocol):
+    """What keys and values are kept of. `listens`: what it writes is spoken, too."""
+
+    @property
+    def shape(self) -> Shape: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def listens(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class _Backbone:
+    """Of what writes frames, which become sound on the same device."""
+
+    shape: Shape
+    device: torch.device
+    listens: bool = True
 
 
 @dataclass(frozen=True)
@@ -42,7 +63,7 @@ class ArState:
         Raises ConfigError if there is no room."""
         settings, rows = config.decoding, config.scheduler.max_num_seqs
         size = settings.block_size or BLOCK
-        count = block_count(settings, network.shape, size, rows, context, network.device)
+        count = block_count(settings, network, size, rows, context)
         caching = settings.enable_prefix_caching is not False
         pool = BlockPool(count, size, caching)
         longest = min(count * size, context or count * size)
@@ -64,7 +85,7 @@ def new_frame_batch(config: EngineConfig, writer: FrameWriter, device: torch.dev
     """Raises ConfigError if there is no room."""
     settings, rows, shape = config.decoding, config.scheduler.max_num_seqs, shape_of(writer)
     size, context = settings.block_size or BLOCK, int(writer.backbone.config.max_position_embeddings)
-    count = block_count(settings, shape, size, rows, min(context, FRAMES // SPARE), device)
+    count = block_count(settings, _Backbone(shape, device), size, rows, min(context, FRAMES // SPARE))
     graphs = graphs_of(settings, device)
     gib = shape.token_bytes * size * count / GIB
     log.info("%d blocks of %d frames for keys and values (%.2f GiB); graphs: %s", count, size, gib, graphs)
@@ -85,10 +106,9 @@ def graphs_of(settings: DecodingConfig, device: torch.device) -> Graphs:
     return "off"
 
 
-def block_count(
-    settings: DecodingConfig, shape: Shape, size: int, rows: int, context: int | None, device: torch.device
-) -> int:
+def block_count(settings: DecodingConfig, network: Cached, size: int, rows: int, context: int | None) -> int:
     """Blocks that there is room for, and no more than can ever be of use. Raises ConfigError."""
+    device, shape = network.device, network.shape
     param = "kv_cache_memory_bytes"
     if settings.gpu_memory_utilization is not None and device.type != "cuda":
         raise ConfigError(f"gpu_memory_utilization: {device} is no GPU", param="gpu_memory_utilization")
@@ -97,8 +117,9 @@ def block_count(
     elif device.type == "cuda":
         release(device)
         free, total = torch.cuda.mem_get_info(device)
-        share = settings.gpu_memory_utilization or SHARE_OF_THE_GPU
-        room, param = int(share * total) - (total - free), "gpu_memory_utilization"
+        # Where it is spoken, too, that needs room: in the same process or in others, which may be on the same device.
+        usual = SHARE_BESIDE_SPEECH if network.listens else SHARE_OF_THE_GPU
+        room, param = int((settings.gpu_memory_utilization or usual) * total) - (total - free), "gpu_memory_utilization"
     else:
         room = GIB
     needed = shape.token_bytes * size

@@ -34,7 +34,7 @@ def engine_for(config: EngineConfig) -> StageEngine:
     if name is None:
         config.speech.check_unused()
         check_unchanged(config.scheduler, "acts only on models of transformers", ("merge_decoding",))
-        check_unchanged(config.decoding, "acts only on language models")
+        check_unchanged(config.decoding, "acts only on models whose answers go on together")
     return load(config)
 
 
@@ -70,14 +70,14 @@ def _of_transformers(config: EngineConfig, name: str) -> LoadEngine:
 
 
 def _of_stage(does: Does) -> LoadEngine:
+    from polymux.engine.answering import load_thinking
     from polymux.engine.decode_engine import DecodeEngine
     from polymux.engine.talk_engine import TalkEngine
-    from polymux.engine.think_engine import ThinkEngine
     from polymux.engine.write_engine import WriteEngine
 
     loaders: dict[Does, LoadEngine] = {
         "write": WriteEngine.load,
-        "think": ThinkEngine.load,
+        "think": load_thinking,
         "talk": TalkEngine.load,
         "decode": DecodeEngine.load,
     }

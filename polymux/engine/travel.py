@@ -29,8 +29,16 @@ def unpacked(arrays: Arrays, device: torch.device) -> dict[str, torch.Tensor]:
 
 def random_now(device: torch.device) -> Arrays:
     """What is drawn next here, in the words of `split_random`."""
-    now = RandomState.now(device)
-    states = (now.cpu, now.cuda)
+    return _states(RandomState.now(device))
+
+
+def random_of(seed: int, device: torch.device) -> Arrays:
+    """What is drawn next where nothing was drawn since `seed`, in the same words."""
+    return _states(RandomState.seeded(device, seed))
+
+
+def _states(random: RandomState) -> Arrays:
+    states = (random.cpu, random.cuda)
     return {name: state.numpy() for name, state in zip(_RANDOM, states, strict=True) if state is not None}
 
 

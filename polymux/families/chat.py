@@ -60,6 +60,22 @@ class ChatCall:
     ends: frozenset[int]
     constraint: Any = None  # what the text must fit as it is written; whoever runs the model knows its type
     speech_steps: int | None = None  # the most of the speech
+    contents: Mapping[int, Sequence[bytes]] = field(default_factory=dict)  # digests of media, see `Read`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """A prompt with media, read up to the layers of the model that writes: tensors. `inputs` (tokens, size): what the
+    first of them is given; `places` (tokens): where that is not the token's embedding. `positions`: (3, tokens).
+    `deeper`: (tokens, size) for each of the first layers, added to their outputs at `deep_places` (all tokens).
+
+    `ChatCall.contents` has digests of what the media hold, by the token that stands for one of their kind, in order."""
+
+    inputs: Any
+    places: Any
+    positions: Any
+    deep_places: Any = None
+    deeper: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +138,35 @@ class ChatAdapter(Adapter):
         """Call the model; the sound of the answer as a tensor of samples, None if it does not speak."""
         raise NotImplementedError
 
+    # Of families whose answers go on together: what is called for them, in parts.
+
+    prefix = ""  # of what the arguments say to the model that writes
+
+    def writer(self, parts: Parts) -> Any:
+        """The model that writes the text."""
+        return parts.model
+
+    def unpaged(self, parts: Parts) -> str | None:
+        """Why a prompt of this checkpoint cannot be read for that, if it cannot."""
+        return None
+
+    def read(self, parts: Parts, call: ChatCall) -> tuple[ChatCall, Read | None]:
+        """Read the media, if there are any; and the call without what is needed for that alone."""
+        return call, None
+
+    def layer(self, parts: Parts) -> int | None:
+        """Whose output is handed on to be spoken: an index into `hidden_states`. None: nothing is spoken."""
+        return None
+
+    def thoughts(self, parts: Parts, call: ChatCall, sequences: Any, embeds: Any, hidden: Any) -> Tensors:
+        """What has to be known to speak these tokens (1, tokens). All of them but the last one were computed: what the
+        first layer was given, and what came of `layer` (1, tokens, size)."""
+        raise NotImplementedError
+
+    def speak_thoughts(self, parts: Parts, call: ChatCall, thoughts: Tensors) -> Any:
+        """Call the rest of the model; the sound as a tensor of samples. `parts` are a session's own."""
+        raise NotImplementedError
+
     # Of families that declare a graph: `answer` in stages, the last of which decodes.
 
     def think(self, parts: Parts, call: ChatCall, hooks: Hooks) -> Tensors | None:
@@ -152,8 +197,8 @@ class ChatFamily(GenerateFamily):
     decoders_merged: modules of which a step of one token may run for several requests at once, by path, where that is
         asked for; for the classes in `models`, of which it is proven.
     heads_merged: the same for modules before and after them, which know one row per token and no more.
-    paged: classes, among others, whose answers go on together over a paged cache (docs/ar_engine.md): causal language
-        models of which a parity test shows that the tokens are the same.
+    paged: classes, among others, whose answers go on together over a paged cache (docs/ar_engine.md): those of which a
+        parity test shows that the tokens are the same.
     plain_loading: its class has a loading of its own, which cannot tell what was missing: the library's plain one loads
         it, and `ChatAdapter.complete` does the rest.
     """
@@ -229,3 +274,14 @@ def check_marks(messages: Sequence[Message], marks: Sequence[str]) -> None:
             for mark in marks:
                 if mark in part.text:
                     raise InvalidRequestError(f"prompt: {mark!r} stands for a medium, and is no text", param="prompt")
+
+
+def check_known(tokenizer: Any, ids: Any, model: Any) -> None:
+    """Raises InvalidRequestError for tokens that the model cannot begin with, which it would fail at."""
+    if not ids.numel():
+        raise InvalidRequestError("prompt: the model's tokenizer makes no token of it", param="prompt")
+    most = model.get_input_embeddings().num_embeddings
+    if int(ids.max()) >= most:
+        unknown = tokenizer.decode([int(ids.max())])
+        what = f"the tokenizer knows {unknown!r}, and the model, which has {most} tokens, does not"
+        raise InvalidRequestError(f"prompt: {what}", param="prompt")

@@ -13,6 +13,7 @@ from polymux.families.chat import (
     ChatFamily,
     Hooks,
     Question,
+    check_known,
     drawing,
     ends_of,
     plain_messages,
@@ -46,7 +47,7 @@ class LanguageAdapter(ChatAdapter):
     def ask(self, parts: Parts, question: Question) -> ChatCall:
         inputs = self._inputs(parts.processor, question)
         ids = inputs["input_ids"]
-        self._check(parts, ids)
+        check_known(parts.processor, ids, parts.model)
         settings = parts.model.generation_config
         ends = ends_of(settings.eos_token_id, parts.processor.eos_token_id)
         steps = room_for(ids.shape[1], self.context(parts), question.params, settings.max_new_tokens)
@@ -58,16 +59,6 @@ class LanguageAdapter(ChatAdapter):
 
     def answer(self, parts: Parts, call: ChatCall, hooks: Hooks) -> Any:
         parts.model.generate(**call.arguments, **hooks.named())
-
-    def _check(self, parts: Parts, ids: Any) -> None:
-        """Raises InvalidRequestError for tokens that the model cannot begin with, which it would fail at."""
-        if not ids.numel():
-            raise InvalidRequestError("prompt: the model's tokenizer makes no token of it", param="prompt")
-        most = parts.model.get_input_embeddings().num_embeddings
-        if int(ids.max()) >= most:
-            unknown = parts.processor.decode([int(ids.max())])
-            what = f"the tokenizer knows {unknown!r}, and the model, which has {most} tokens, does not"
-            raise InvalidRequestError(f"prompt: {what}", param="prompt")
 
     def _inputs(self, tokenizer: Any, question: Question) -> Any:
         """A bare prompt is what a user says, where there is a template for that; else it is the beginning of a text."""

@@ -20,7 +20,7 @@ from polymux.families.generate import Parts
 
 _OTHERS = ("talker_", "token2wav_")  # prefixes of what is not for the thinker
 _OF_ALL = ("speaker", "return_audio", "generation_mode")  # likewise
-_SEEN = ("input_features", "pixel_values", "pixel_values_videos")  # the talker only asks whether they are there
+SEEN = ("input_features", "pixel_values", "pixel_values_videos")  # the talker only asks whether they are there
 _OURS = ("sequences", "embeds", "hidden", "words", "word_embeds", "ends")
 _HIDDEN = {"output_hidden_states": True, "return_dict_in_generate": True}
 SHORTEST = 2  # tokens of an answer that is spoken
@@ -30,27 +30,39 @@ SMALL = (4, 3)  # tokens of a prompt and of an answer, to try the talker with
 def think(parts: Parts, call: ChatCall, hooks: Hooks, layer: int, words: Sequence[int]) -> Tensors | None:
     """Call the thinker as the model's own `generate` does. `layer`: whose output the talker gets, beside embeddings;
     `words`: tokens whose embeddings it needs."""
-    given = {
-        name.removeprefix("thinker_"): value
-        for name, value in call.arguments.items()
-        if name not in _OF_ALL and not name.startswith(_OTHERS)
-    }
+    given = for_thinker(call)
     thinker, speaks = parts.model.thinker, call.speech_steps is not None
     more = _HIDDEN if speaks else {}
     made = thinker.generate(use_audio_in_video=False, **given, **hooks.named(), **more)
     if not speaks:
         return None
-    ids = given["input_ids"]
-    _check_words(made.sequences, ids)
-    listed = ids.new_tensor(list(words))
+    known = (made.sequences, *(_in_one([step[depth] for step in made.hidden_states]) for depth in (0, layer)))
+    return thoughts(thinker, call, words, known)
+
+
+def thoughts(thinker: Any, call: ChatCall, words: Sequence[int], known: tuple[Any, Any, Any]) -> Tensors:
+    """What the talker is told. `known`: the tokens (1, tokens), and what the first layer was given and the talker's
+    layer made of all but the last one. Raises GenerationError where there are no words to speak."""
+    (sequences, embeds, hidden), ids = known, call.arguments["input_ids"]
+    _check_words(sequences, ids)
+    embedding = thinker.get_input_embeddings()
     told = {name: value for name, value in call.arguments.items() if hasattr(value, "shape")}
-    return {name: value[:0] if name.removeprefix("thinker_") in _SEEN else value for name, value in told.items()} | {
-        "sequences": made.sequences,
-        "embeds": _in_one([step[0] for step in made.hidden_states]),
-        "hidden": _in_one([step[layer] for step in made.hidden_states]),
-        "words": listed,
-        "word_embeds": thinker.get_input_embeddings()(listed),
+    return {name: value[:0] if name.removeprefix("thinker_") in SEEN else value for name, value in told.items()} | {
+        "sequences": sequences,
+        "embeds": embeds,
+        "hidden": hidden,
+        "words": ids.new_tensor(list(words)),
+        "word_embeds": embedding(embedding.weight.new_tensor(list(words)).long()),
         "ends": ids.new_tensor(sorted(call.ends)),
+    }
+
+
+def for_thinker(call: ChatCall) -> dict[str, Any]:
+    """The arguments that are the thinker's, by its own names."""
+    return {
+        name.removeprefix("thinker_"): value
+        for name, value in call.arguments.items()
+        if name not in _OF_ALL and not name.startswith(_OTHERS)
     }
 
 
@@ -114,15 +126,18 @@ def _in_one(steps: Sequence[Any]) -> Any:
     return whole
 
 
-def talk(parts: Parts, thoughts: Tensors, depth: int, decoder: tuple[str, object], speech: dict[str, Any]) -> None:
+def talk(
+    parts: Parts, thoughts: Tensors, depth: int, decoder: tuple[str, object] | None, speech: dict[str, Any]
+) -> Any:
     """Run the model's own `generate` with a thinker that has thought already. `depth`: where among the outputs of its
-    layers the talker looks; `decoder`: what stands in its place, by name. `parts` are a session's own."""
-    model, (name, stand_in) = parts.model, decoder
-    for child, other in (("thinker", Thought(thoughts, depth)), (name, stand_in)):
+    layers the talker looks; `decoder`: what stands in its place, by name, if it is not there. `parts` are a session's
+    own."""
+    model, thinker = parts.model, ("thinker", Thought(thoughts, depth))
+    for child, other in (thinker,) if decoder is None else (thinker, decoder):
         delattr(model, child)  # a module's place takes nothing else
         setattr(model, child, other)
     told = {name: value for name, value in thoughts.items() if name not in _OURS}
-    model.generate(**told, thinker_eos_token_id=thoughts["ends"].tolist(), **speech)
+    return model.generate(**told, thinker_eos_token_id=thoughts["ends"].tolist(), **speech)
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ import numpy as np
 from jinja2 import TemplateError
 
 from polymux.errors import InvalidRequestError
-from polymux.families import omni_parts
+from polymux.families import omni_parts, omni_reading
 from polymux.families.chat import (
     WRITING,
-    ChatAdapter,
     ChatCall,
     ChatFamily,
     Hooks,
     Question,
     Tensors,
+    check_known,
     check_marks,
     drawing,
     ends_of,
@@ -32,6 +32,7 @@ from polymux.families.chat import (
 )
 from polymux.families.generate import BlockShape, DecoderShape, Parts, WholeShape
 from polymux.families.graph import Arrays, Edge, Graph, HandOff, StageDeclaration, as_it_is
+from polymux.families.omni_thinking import ThinkingAdapter
 from polymux.media.film import at_rate
 from polymux.media.image import flat
 from polymux.request import Bounds, Modality, SamplingParams
@@ -44,10 +45,8 @@ _TEXT, _SPEECH = 1024, 4096  # steps, as their own default is
 _THINKER = ("thinker.model.language_model", "thinker.model.visual", "thinker.model.audio_tower", "thinker.lm_head")
 
 
-class OmniAdapter(ChatAdapter):
+class OmniAdapter(ThinkingAdapter):
     """What both generations have in common."""
-
-    sees_at: float
 
     def tokenizer(self, parts: Parts) -> Any:
         return parts.processor.tokenizer
@@ -73,6 +72,7 @@ class OmniAdapter(ChatAdapter):
     def ask(self, parts: Parts, question: Question) -> ChatCall:
         self.check_question(parts, question)
         inputs = self._inputs(parts, question)
+        check_known(parts.processor.tokenizer, inputs["input_ids"], parts.model.thinker)
         count = inputs["input_ids"].shape[1]
         settings = parts.model.thinker.generation_config
         ends = ends_of(settings.eos_token_id, parts.processor.tokenizer.eos_token_id)
@@ -86,6 +86,7 @@ class OmniAdapter(ChatAdapter):
             steps=steps,
             ends=ends,
             speech_steps=arguments.get("talker_max_new_tokens") if question.speaks else None,
+            contents=omni_reading.contents(parts, question),
         )
 
     def answer(self, parts: Parts, call: ChatCall, hooks: Hooks) -> Any:
@@ -97,19 +98,7 @@ class OmniAdapter(ChatAdapter):
 
     def think(self, parts: Parts, call: ChatCall, hooks: Hooks) -> Tensors | None:
         words = self.words(parts, call.arguments.get("speaker"))
-        return omni_parts.think(parts, call, hooks, self.layer(parts), words)
-
-    def refuse_silence(self, model: Any) -> None:
-        """Have a session's own model raise GenerationError where there are no codes to decode."""
-        raise NotImplementedError
-
-    def layer(self, parts: Parts) -> int:
-        """Whose output of the thinker's the talker gets: an index into `hidden_states`."""
-        raise NotImplementedError
-
-    def words(self, parts: Parts, voice: str | None) -> tuple[int, ...]:
-        """Tokens of text whose embeddings the talker puts in by itself. No voice: it will not speak."""
-        raise NotImplementedError
+        return omni_parts.think(parts, call, hooks, self.heard(parts), words)
 
     def check_question(self, parts: Parts, question: Question) -> None:
         """Raises InvalidRequestError for what the model cannot do."""
@@ -214,7 +203,7 @@ class Omni25Adapter(OmniAdapter):
     def refuse_silence(self, model: Any) -> None:
         omni_parts.refuse_no_codes(model.token2wav)
 
-    def layer(self, parts: Parts) -> int:
+    def heard(self, parts: Parts) -> int:
         return -1
 
     def words(self, parts: Parts, voice: str | None) -> tuple[int, ...]:
@@ -275,7 +264,7 @@ class Omni3Adapter(OmniAdapter):
     def refuse_silence(self, model: Any) -> None:
         omni_parts.refuse_no_frames(model.talker)
 
-    def layer(self, parts: Parts) -> int:
+    def heard(self, parts: Parts) -> int:
         return int(parts.model.config.talker_config.accept_hidden_layer)
 
     def words(self, parts: Parts, voice: str | None) -> tuple[int, ...]:
@@ -285,7 +274,7 @@ class Omni3Adapter(OmniAdapter):
     def talk(self, parts: Parts, question: Question, thoughts: Tensors, emit: Callable[[Tensors], None]) -> None:
         self.refuse_silence(parts.model)
         decoder = ("code2wav", omni_parts.Frames(parts.model.talker, emit))
-        omni_parts.talk(parts, thoughts, self.layer(parts), decoder, self.speech(parts, question))
+        omni_parts.talk(parts, thoughts, self.heard(parts), decoder, self.speech(parts, question))
 
     def empty_thoughts(self, parts: Parts) -> Tensors:
         config, like = parts.model.config, next(parts.model.talker.parameters())
@@ -320,6 +309,7 @@ _SHARED: dict[str, Any] = {
     "arguments": (*WRITING, "voice"),
     "takes": MEDIA,
     "decoders_merged": _STEPS,
+    "unmerged_because": "with `--decoding generate`, each answer has a loop and a cache of its own; speech has anyway",
     "heads_merged": tuple(f"{name}.forward" for name in _HEADS),
 }
 
@@ -343,6 +333,7 @@ def _graph(decoder: str, hand_off: HandOff, draws: bool) -> Graph:
 QWEN25_OMNI = ChatFamily(
     name="qwen2.5-omni",
     models=("Qwen2_5OmniForConditionalGeneration",),
+    paged=("Qwen2_5OmniForConditionalGeneration",),
     adapter=Omni25Adapter(),
     processor="Qwen2_5OmniProcessor",
     plain_loading=True,
@@ -364,6 +355,7 @@ QWEN25_OMNI = ChatFamily(
 QWEN3_OMNI = ChatFamily(
     name="qwen3-omni",
     models=("Qwen3OmniMoeForConditionalGeneration",),
+    paged=("Qwen3OmniMoeForConditionalGeneration",),
     adapter=Omni3Adapter(),
     processor="Qwen3OmniMoeProcessor",
     components=(*_THINKER, "talker.model", "talker.codec_head", "talker.code_predictor.model", "code2wav"),

@@ -21,11 +21,10 @@ from polymux.ar.runner import Flight, Runner
 from polymux.ar.scheduler import Scheduler
 from polymux.ar.sequence import Drawing, Sequence
 from polymux.ar.step_graphs import Graphs
-from polymux.families import all_generate_families
-from polymux.families.chat import ChatFamily
+from polymux.families.language import LANGUAGE
 
 VOCABULARY, TOKENS, BLOCK, CONTEXT = 300, 14, 8, 128
-CLASSES = sorted({name for f in all_generate_families() if isinstance(f, ChatFamily) for name in f.paged})
+CLASSES = sorted(LANGUAGE.paged)
 SMALL = dict(
     vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, head_dim=12, max_position_embeddings=CONTEXT, sliding_window=None, eos_token_id=2,

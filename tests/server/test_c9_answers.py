@@ -33,6 +33,7 @@ URL = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 BODY: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 30, "temperature": 1.5, "seed": 6}
 VOICE = {"talker_max_new_tokens": 8, "talker_do_sample": False, "token2wav_num_steps": 2}
+WRITES = 'polymux:component_batch_size_bucket{component="thinker",'
 SPOKEN: dict[str, Any] = {
     "modalities": ["text", "audio"],
     "audio": {"voice": "Ethan", "format": "wav"},
@@ -285,6 +286,33 @@ def test_media(omni_server: Server) -> None:
         ({"messages": [{"role": "user", "content": "<|IMAGE|>"}]}, "messages"),
     ):
         assert error_of(ask(omni_server, **SPOKEN | fields))["param"] == param
+
+
+def test_media_in_company(omni_server: Server) -> None:
+    """Streamed at the same time, in one batch, each answer is what it is alone; and so is one that is spoken."""
+    (model,) = omni_server.http.get("/v1/models").json()["data"]
+    assert model["capabilities"]["merges"]
+    how = {"max_tokens": 12, "temperature": 0, "stream": True}
+    asked: list[dict[str, Any]] = [
+        how | {"messages": user(*parts)}
+        for parts in ((sees(),), (hears(),), (), (watches(),), (sees(), hears()), (hears(0.7), sees()))
+    ]
+    asked += [SPOKEN | how | {"messages": user(sees())}, SPOKEN | how]
+    alone = [told(omni_server, one) for one in asked]
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(lambda one: told(omni_server, one), asked * 2)) == alone * 2
+    assert len({text for text, _ in alone}) > 3 and [sound > 0 for _, sound in alone] == [False] * 6 + [True] * 2
+    lines = omni_server.http.get("/metrics").text.splitlines()
+    written = [line for line in lines if line.startswith(WRITES) and 'phase="denoise"' in line]
+    batches = {line.split('le="')[1].split('"')[0]: float(line.split()[-1]) for line in written}
+    assert batches["+Inf"] > batches["1.0"] > 0
+
+
+def told(server: Server, asked: dict[str, Any]) -> tuple[str, int]:
+    """The text, and how much sound came after it."""
+    made = deltas(chunks(ask(server, **asked)))
+    sounds = [delta["audio"].get("data", "") for delta in made if "audio" in delta]
+    return "".join(delta.get("content", "") for delta in made), len("".join(sounds))
 
 
 def test_a_client_that_leaves_while_it_speaks(omni_server: Server) -> None:

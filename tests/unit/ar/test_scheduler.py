@@ -9,7 +9,7 @@ import pytest
 
 from polymux.ar.blocks import TRASH, BlockPool
 from polymux.ar.scheduler import Plan, Scheduler
-from polymux.ar.sequence import Sequence
+from polymux.ar.sequence import Heard, Sequence
 
 SIZE = 4
 
@@ -96,6 +96,24 @@ def test_a_common_beginning_is_computed_once() -> None:
     made.forget()
     made.add(sequence("f", 10))
     assert shape(made.plan())[1][-1] == ("f", 0, 10)
+
+
+def test_what_is_known_by_names_is_found_by_them() -> None:
+    """Not by its tokens; one that is listened to finds nothing, and is found; one that is not shared is neither."""
+
+    def found(**how: Any) -> int:
+        before, one = made.found, Sequence(name="a", tokens=[7] * 12, limit=2, **how)
+        made.add(one)
+        while plan := made.plan():
+            land(made, plan)
+        return made.found - before
+
+    made = scheduler()
+    assert found(shared=False) == found(shared=False) == 0
+    assert found(heard=Heard()) == 0 and found() == 2 and found(heard=Heard()) == 0
+    picture, other = [7, 7, -5, -5, *[7] * 8], [7, 7, -6, -6, *[7] * 8]
+    assert found(names=list(picture)) == 0 and found(names=list(other)) == 0
+    assert found(names=list(picture)) == 2 and found(names=[*other[:8], 8, 8, 8, 8]) == 2
 
 
 def test_blocks_that_are_needed_are_the_oldest_that_nobody_has() -> None:

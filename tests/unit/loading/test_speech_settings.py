@@ -64,7 +64,7 @@ def test_what_cannot_act_is_refused(group: str, f: dataclasses.Field[Any]) -> No
     for name, value in changed.items():
         object.__setattr__(whole, name, value)
     with pytest.raises(
-        ConfigError, match=r"acts only on (pipelines of diffusers|models that answer|language models)"
+        ConfigError, match=r"acts only on (pipelines of diffusers|models (that answer|whose answers go on together))"
     ) as caught:
         check_settings(dataclasses.replace(config, **{group: whole}), FAMILIES[0])
     assert caught.value.param == f.name
