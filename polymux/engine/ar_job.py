@@ -82,8 +82,8 @@ def fitted(call: ChatCall, params: SamplingParams, context: int) -> ChatCall:
 def drawing_of(
     call: ChatCall, params: SamplingParams, settings: GenerationConfig, seed: int, prefix: str = ""
 ) -> Drawing:
-    """How its tokens are drawn: as the request says, else as the checkpoint does. `prefix`: of what the arguments of the
-    call say of that."""
+    """How its tokens are drawn: as the request says, else as the checkpoint does. `prefix`: of the names under which the
+    call's arguments say it."""
     given = call.arguments
 
     def setting(name: str, usual: float) -> float:
