@@ -12,6 +12,8 @@ from polymux.config import EngineConfig, ModelConfig, hub_offline
 from polymux.errors import CheckpointError, ConfigError
 from polymux.families import generate_family_of
 from polymux.families.graph import Graph, StageDeclaration
+from polymux.families.settings import check_settings
+from polymux.loading.index import CLASSIC_INDEX, MODULAR_INDEX
 
 DEMO = "demo"  # the embedded model
 WHOLE = Graph(stages=(StageDeclaration(name="model", does="write"),), edges=())  # all of it in one process
@@ -44,6 +46,16 @@ def check_model(config: ModelConfig) -> None:
     except HFValidationError:
         what = f"{config.model}: no such folder, and not a hub id (OWNER/NAME)"
         raise CheckpointError(what) from None
+
+
+def check_acts(config: EngineConfig) -> None:
+    """Raises ConfigError for a setting that cannot act on the model, where it is known without a connection what that
+    is. Whoever loads it looks again."""
+    folder = Path(config.model.model).expanduser()
+    if config.model.model == DEMO or any((folder / index).is_file() for index in (CLASSIC_INDEX, MODULAR_INDEX)):
+        check_settings(config, None)
+    elif folder.is_dir() and (family := generate_family_of(_class_of(config.model))) is not None:
+        check_settings(config, family)
 
 
 def _class_of(config: ModelConfig) -> str:

@@ -19,7 +19,7 @@ from polymux.config import EngineConfig
 from polymux.diffusion import compiled_blocks
 from polymux.errors import ConfigError
 from polymux.families import generate_family_of
-from polymux.loading.generate import check_settings
+from polymux.families.settings import check_settings
 
 BLOCKS = 6
 BUDGET = {"max_batched_tokens": 1 << 20}  # everything is merged

@@ -1,0 +1,53 @@
+"""Which settings cannot act on a model of a family: told by what is declared, before anything is loaded.
+
+What only the loaded model can tell (whether it has the layers that a setting is for) is refused where it is loaded.
+"""
+
+from __future__ import annotations
+
+from polymux.config import EngineConfig
+from polymux.errors import ConfigError
+from polymux.families.chat import ChatFamily
+from polymux.families.generate import GenerateFamily
+from polymux.knobs import check_unchanged
+
+# Of the model's group: what acts on pipelines of diffusers only.
+_OF_PIPELINES = (
+    "load_format",
+    "num_weight_load_threads",
+    "enable_multithread_weight_load",
+    "model_class_name",
+    "diffusers_call_kwargs",
+    "frame_interpolation_model_path",
+)
+
+
+def check_settings(config: EngineConfig, family: GenerateFamily | None) -> None:
+    """Raises ConfigError for a setting that cannot act on a model of this family; None: on a pipeline of diffusers."""
+    if family is None:
+        config.speech.check_unused()
+        check_unchanged(config.scheduler, "acts only on models of transformers", ("merge_decoding",))
+        check_unchanged(config.decoding, "acts only on language models")
+        return
+    why = f"acts only on pipelines of diffusers, and {family.name} is a model of transformers"
+    for group in (
+        config.memory,
+        config.adapters,
+        config.attention,
+        config.compilation,
+        config.quantization,
+        config.caches,
+        config.parallel,
+    ):
+        check_unchanged(group, why)
+    check_unchanged(config.model, why, _OF_PIPELINES)
+    check_unchanged(config.scheduler, why, ("max_batched_tokens",))
+    if not (family.merge or (isinstance(family, ChatFamily) and family.decoders_merged)):
+        why = f"acts only on models that answer, and on a few that speak; on {family.name} it does not"
+        check_unchanged(config.scheduler, why, ("merge_decoding",))
+    if not (isinstance(family, ChatFamily) and family.paged):
+        check_unchanged(config.decoding, f"acts only on language models, and {family.name} is none")
+    if config.speech.vocoder is not None and family.beside is None:
+        raise ConfigError(f"vocoder: a {family.name} model has its own", param="vocoder")
+    if config.speech.voice_path is not None and not family.voice_files:
+        raise ConfigError(f"voice_path: the voices of {family.name} are its own", param="voice_path")
