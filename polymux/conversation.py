@@ -11,6 +11,7 @@ from typing import Any
 from polymux.config import LimitsConfig
 from polymux.errors import InvalidRequestError
 from polymux.request import ArrayData, Capabilities, ImageData, Media, Message, Part, Request
+from polymux.spelling import shown
 from polymux.tools import arguments_of, check_tools
 
 KINDS = ("image", "video", "audio")  # of media, in the order in which those of a bare prompt are shown
@@ -139,7 +140,7 @@ def _check_answer(request: Request, capabilities: Capabilities) -> None:
     asked = request.modalities
     if any(one not in makes for one in asked) or (asked and "text" not in asked):
         allowed = f"the model makes {' and '.join(makes)}, and text must be among them"
-        raise InvalidRequestError(f"modalities={list(asked)!r}: {allowed}", param="modalities")
+        raise InvalidRequestError(f"modalities={shown(asked)}: {allowed}", param="modalities")
     if speaks(request):
         return
     if request.sampling is not None and request.sampling.voice is not None:

@@ -22,6 +22,7 @@ from polymux.request import (
     Request,
     SamplingParams,
 )
+from polymux.spelling import shown
 
 SEEDS = 2**64
 _MOST_SHOWN = 20  # names in a message
@@ -244,7 +245,8 @@ def _check_embedding(params: SamplingParams, size: int | None) -> None:
     if not isinstance(values, (tuple, list)) or not all(_is_number(value) for value in values):
         raise _refuse(name, values, "must be a list of finite numbers")
     if len(values) != size:
-        raise InvalidRequestError(f"{name} has {len(values)} values: the model's voices have {size}", param=name)
+        what = "the model has no vectors for its voices" if size is None else f"the model's voices have {size}"
+        raise InvalidRequestError(f"{name} has {len(values)} values: {what}", param=name)
     if params.voice is not None:
         raise InvalidRequestError(f"{name}: cannot be combined with voice", param=name)
 
@@ -258,5 +260,4 @@ def _is_number(value: Any) -> bool:
 
 
 def _refuse(name: str, value: Any, why: str) -> InvalidRequestError:
-    shown = repr(value)
-    return InvalidRequestError(f"{name}={shown if len(shown) <= 80 else shown[:77] + '...'}: {why}", param=name)
+    return InvalidRequestError(f"{name}={shown(value)}: {why}", param=name)

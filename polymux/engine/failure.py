@@ -10,6 +10,7 @@ from itertools import pairwise
 from polymux.diffusion.runner import is_out_of_memory
 from polymux.errors import GenerationError, InvalidRequestError, NonFiniteOutputError, OutOfMemoryError, PolymuxError
 from polymux.request import Request
+from polymux.spelling import shown
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ def as_polymux_error(error: BaseException, where: str, computing: bool, request:
     if schedule is not None and (isinstance(error, NonFiniteOutputError) or _SCHEDULERS.search(where)):
         name, values = schedule
         what = f"with this schedule {error}; noise has to fall from step to step, and to end above 0"
-        return InvalidRequestError(f"{name}={list(values)[:20]!r}: {what}", param=name)
+        return InvalidRequestError(f"{name}={shown(values)}: {what}", param=name)
     if isinstance(error, PolymuxError):
         return error
     if is_out_of_memory(error):

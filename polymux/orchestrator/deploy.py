@@ -19,6 +19,7 @@ from polymux.config import EngineConfig
 from polymux.errors import ConfigError
 from polymux.knobs import field_type, groups_of, knobs_of
 from polymux.request import OmniDiffusionSamplingParams, SamplingParams
+from polymux.spelling import shown
 from polymux.stage_config import StageConfig, device_names
 
 GROUPS = groups_of(EngineConfig)
@@ -167,7 +168,7 @@ def refused(where: str, why: str) -> ConfigError:
 
 
 def _refuse(where: str, value: Any, why: str) -> ConfigError:
-    return refused(f"{where}={value!r}", why)
+    return refused(f"{where}={shown(value)}", why)
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -62,6 +62,7 @@ LAYERS = (
         "tool_reader",
         "request",
         "profile",
+        "spelling",
         "importing",
         "errors",
         "version",
