@@ -8,6 +8,7 @@ import json
 import pkgutil
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -48,6 +49,16 @@ def bodies(kind: type[Body] = Body) -> Iterator[type[Body]]:
         yield from bodies(made)
 
 
+@dataclass
+class Only:
+    """One fault of several."""
+
+    fault: Any
+
+    def errors(self, **how: bool) -> list[Any]:
+        return [self.fault]
+
+
 def test_any_odd_value_in_any_field() -> None:
     for module in pkgutil.iter_modules(polymux.server.__path__, "polymux.server."):
         importlib.import_module(module.name)
@@ -59,9 +70,10 @@ def test_any_odd_value_in_any_field() -> None:
                 try:
                     kind.model_validate_json(f"{{{json.dumps(name)}: {text}}}")
                 except ValidationError as error:
-                    message = from_validation(error, kind).message
-                    assert not PYTHON.search(message) or "must be a valid bytes" in message, (kind, message)
-                    refused += 1
+                    for fault in error.errors(include_url=False):
+                        message = from_validation(Only(fault), kind).message  # type: ignore[arg-type]
+                        assert not PYTHON.search(message) or "must be a valid bytes" in message, (kind, message)
+                        refused += 1
     assert refused > 1000
 
 
