@@ -17,8 +17,8 @@ from polymux.media.wire import from_wire
 from polymux.request import Finished, OmniDiffusionSamplingParams, Request
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # `training` is a part of the checkout, and not installed
-from training.evaluate import GUIDANCE, STEPS, judge, prompts  # noqa: E402
-from training.parse import Parser  # noqa: E402
+from training.evaluate import GUIDANCE, STEPS, judge, prompts
+from training.parse import Parser
 
 KINDS = ("one", "two")
 SIZE = (128, 128)
