@@ -87,12 +87,11 @@ def _check_tools(request: Request, capabilities: Capabilities) -> None:
         raise _without_result(FIELD, open_calls)
     if request.tools is None:
         return
-    check_tools(request.tools)
+    formed = request.sampling is not None and request.sampling.json_schema is not None
+    check_tools(request.tools, held=request.tools.constrains or formed)
     if request.tools.constrains and "json_schema" not in capabilities.arguments:
         why = capabilities.refused.get("json_schema", f"{capabilities.pipeline} cannot be held to calls")
         raise InvalidRequestError(f"tools: strict ones, and tool_choice: {why}", param="tools")
-    if request.sampling is not None and request.sampling.json_schema is not None:
-        raise InvalidRequestError("json_schema: cannot be combined with tools", param="json_schema")
     if speaks(request):
         raise InvalidRequestError("tools: cannot be combined with audio, which would speak the calls", param="tools")
 

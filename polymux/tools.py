@@ -55,8 +55,8 @@ class ToolCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
-def check_tools(use: ToolUse) -> None:
-    """Raises InvalidRequestError with the tool and what is allowed."""
+def check_tools(use: ToolUse, held: bool) -> None:
+    """Raises InvalidRequestError with the tool and what is allowed. `held`: calls are held to their schemas."""
     if not 1 <= len(use.tools) <= MAX_TOOLS:
         raise InvalidRequestError(f"tools: {len(use.tools)} given, allowed are 1 to {MAX_TOOLS}", param="tools")
     names = [tool.name for tool in use.tools]
@@ -66,7 +66,7 @@ def check_tools(use: ToolUse) -> None:
             raise InvalidRequestError(f"tools.{i}.name={tool.name[:80]!r}: {what}", param="tools")
         if names.index(tool.name) < i:
             raise InvalidRequestError(f"tools.{i}.name={tool.name!r}: there is one of this name", param="tools")
-        if tool.parameters is not None and use.constrains:
+        if tool.parameters is not None and held:
             check_schema(tool.parameters, f"tools.{i}.parameters")
     if use.only is not None and use.only not in names:
         known = ", ".join(names[:20])

@@ -43,18 +43,21 @@ class Grammars:
     def json(self, schema: dict[str, Any], ends: Iterable[int]) -> Constraint:
         """The answer is JSON that fits a schema which `json_schema.check_schema` has passed. `ends`: tokens that end
         an answer. Raises InvalidRequestError."""
-        form = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_SPACES}
-        return self._constraint(form, ends, "json_schema")
+        return self._constraint(_json(schema), ends, "json_schema")
 
-    def calls(self, use: ToolUse, ends: Iterable[int]) -> Constraint:
-        """The answer is calls of tools, or text that may end with such. Raises InvalidRequestError."""
+    def calls(self, use: ToolUse, ends: Iterable[int], schema: dict[str, Any] | None = None) -> Constraint:
+        """The answer is calls of tools, or text that may end with such; with `schema`, calls or JSON that fits it, as
+        `json` has it. Raises InvalidRequestError."""
         tools = [tool for tool in use.tools if use.only in (None, tool.name)]
         once = use.only is not None or not use.parallel
         form: dict[str, Any] = {"tags": [_tag(tool) for tool in tools], "stop_after_first": once}
-        if use.choice == "auto" and use.only is None:
+        free = use.choice == "auto" and use.only is None
+        if free and schema is None:
             form |= {"type": "triggered_tags", "triggers": ["<tool_call>"], "at_least_one": False}
         else:
             form |= {"type": "tags_with_separator", "separator": "\n", "at_least_one": True}
+        if free and schema is not None:
+            form = {"type": "or", "elements": [form, _json(schema)]}
         return self._constraint(form, ends, "tools")
 
     def _constraint(self, form: dict[str, Any], ends: Iterable[int], name: str) -> Constraint:
@@ -121,9 +124,12 @@ class Constrained(LogitsProcessor):  # type: ignore[misc]
         return scores.masked_fill(~allowed.to(scores.device), -torch.inf)
 
 
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_SPACES}
+
+
 def _tag(tool: Tool) -> dict[str, Any]:
     """A call as `tools.CallFormat` writes it."""
     schema = tool.parameters if tool.parameters is not None else {"type": "object", "properties": {}}
-    content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_SPACES}
     begin = f'<tool_call>\n{{"name": {json.dumps(tool.name)}, "arguments": '
-    return {"type": "tag", "begin": begin, "content": content, "end": "}\n</tool_call>"}
+    return {"type": "tag", "begin": begin, "content": _json(schema), "end": "}\n</tool_call>"}

@@ -155,6 +155,28 @@ def test_text_may_come_before_a_call_that_is_held(grammars: Grammars, tokenizer:
     assert not fits(grammars.calls(once, [end]), tokenizer.encode(good + good), end)
 
 
+def test_calls_or_json(grammars: Grammars, tokenizer: Any) -> None:
+    """With tools and a form for the answer: one of both, unless calls are required."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    look = '<tool_call>\n{"name": "look", "arguments": {"n": 2}}\n</tool_call>'
+    go = '<tool_call>\n{"name": "go", "arguments": {}}\n</tool_call>'
+    value, end = '{"a": "<tool_call>"}', tokenizer.eos_token_id
+    free, single, must = (ToolUse((LOOK, GO), **how) for how in ({}, {"parallel": False}, {"choice": "required"}))
+    for use, texts in (
+        (free, {value: True, look: True, f"{look}\n{go}": True, "Well.": False, f"Well.{look}": False, "[1]": False}),
+        (free, {look.replace("2", "3"): False, value + look: False, look + value: False, '{"a": 1}': False}),
+        (single, {value: True, look: True, f"{look}\n{go}": False}),
+        (must, {value: False, look: True}),
+    ):
+        found = {text: fits(grammars.calls(use, [end], schema), tokenizer.encode(text), end) for text in texts}
+        assert found == texts
+
+
 def test_tokens_may_be_taken_back(grammars: Grammars, tokenizer: Any) -> None:
     end = tokenizer.eos_token_id
     constraint = grammars.json({"type": "array", "items": {"type": "integer"}}, [end])

@@ -77,6 +77,11 @@ class Writer(FakeOmni):
         yield OmniRequestOutput(request_id=name, prompt=None, modality="text", **ended)
 
 
+def _odd(keyword: str) -> dict[str, Any]:
+    """A function whose arguments nothing can be held to."""
+    return {"type": "function", "function": {"name": "odd", "parameters": {keyword: []}}}
+
+
 def ask(omni: FakeOmni | None = None, **fields: Any) -> httpx.Response:
     async def send() -> httpx.Response:
         async with client(omni or Writer()) as http:
@@ -187,7 +192,11 @@ def test_a_stream_that_calls() -> None:
             "tools.0.parameters",
             "would not be kept",
         ),
-        ({"tools": [LOOK], "response_format": {"type": "json_object"}}, "response_format", "with tools"),
+        (
+            {"tools": [_odd("oneOf")], "response_format": {"type": "json_object"}},
+            "tools.0.parameters",
+            "at oneOf: would not be kept",
+        ),
         ({"tools": [LOOK], "modalities": ["text", "audio"]}, "tools", "audio"),
         ({"messages": [user("hello"), CALLED, user("and?")]}, "messages.2", "has no result"),
         ({"messages": [user("hello"), CALLED]}, "messages", "user's, or a tool's"),
