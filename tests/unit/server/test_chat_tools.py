@@ -108,6 +108,8 @@ def test_tools_and_how_to_choose() -> None:
     assert request_for(**given, tool_choice=named).tools == ToolUse(tools, only="go")
     strict = {"type": "function", "function": LOOK["function"] | {"strict": True}}
     assert request_for(tools=[strict]).tools == ToolUse((Tool("look", "looks", SCHEMA, strict=True),))
+    both = request_for(**given, response_format={"type": "json_object"})
+    assert both.tools == ToolUse(tools) and both.sampling is not None and both.sampling.json_schema is not None
     for nothing in ({"tools": [LOOK], "tool_choice": "none"}, {"tools": []}, {"tool_choice": "auto"}):
         assert request_for(**nothing).tools is None
 
