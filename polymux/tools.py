@@ -16,7 +16,9 @@ from polymux.errors import InvalidRequestError
 from polymux.json_schema import check_schema
 
 # hermes: <tool_call>, a JSON object of name and arguments, </tool_call>.
-CallFormat = Literal["hermes"]
+# function_xml: <tool_call>, an element <function=NAME> with a <parameter=NAME> for each argument, </tool_call>.
+# llama3_json: a JSON object of name and parameters, with which the answer begins.
+CallFormat = Literal["hermes", "function_xml", "llama3_json"]
 Choice = Literal["auto", "required"]
 MAX_TOOLS = 128
 MAX_ARGUMENTS = 10**6  # characters of one call in a message

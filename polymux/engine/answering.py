@@ -24,14 +24,14 @@ def load_answering(config: EngineConfig) -> StageEngine:
     device = prepare_device(config)
     model = GenerateModel.load(config, device)
     settings = config.decoding
+    paged = [name for name in vars(settings) if name != "tool_call_parser"]
     if settings.decoding == "generate":
-        others = [name for name in vars(settings) if name != "decoding"]
-        check_unchanged(settings, "acts only without --decoding generate", others)
+        check_unchanged(settings, "acts only without --decoding generate", [n for n in paged if n != "decoding"])
         return ChatEngine(config, model, device)
     why = unpaged(config, model)
     if why is None:
         return ArEngine(config, model, device)
-    check_unchanged(settings, f"cannot act on this model: {why}")
+    check_unchanged(settings, f"cannot act on this model: {why}", paged)
     return ChatEngine(config, model, device)
 
 

@@ -83,7 +83,7 @@ class ArEngine:
         self._take_in(model)
         # Its own: the thread encodes with the other one meanwhile, and a tokenizer stands only one at a time.
         self._tokenizer = copy.deepcopy(self._family.adapter.tokenizer(model.parts))
-        self._holding = Holding(self._family.adapter)
+        self._holding = Holding(self._family.adapter, self._described.tool_calls)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inputs")
 
     @property

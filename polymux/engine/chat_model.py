@@ -7,8 +7,10 @@ from msgspec.structs import replace
 from polymux.config import EngineConfig
 from polymux.engine.constraint import can_constrain
 from polymux.engine.generate_model import GenerateModel
+from polymux.errors import ConfigError
 from polymux.families.chat import ChatFamily
 from polymux.request import Capabilities
+from polymux.tools import CallFormat
 
 
 def described(model: GenerateModel, config: EngineConfig) -> Capabilities:
@@ -31,7 +33,7 @@ def described(model: GenerateModel, config: EngineConfig) -> Capabilities:
         voices=adapter.voices(parts),
         media=dict(family.takes),
         refused=refused,
-        tool_calls=adapter.tool_calls(parts),
+        tool_calls=_tool_calls(model, config),
         sample_rate=adapter.sample_rate(parts) if speaks else None,
         chats=True,
         merges=config.scheduler.merge_decoding,
@@ -40,3 +42,13 @@ def described(model: GenerateModel, config: EngineConfig) -> Capabilities:
         hears_at=adapter.hears_at(parts) if any(kind == "audio" for kind, _ in family.takes) else None,
         sees_at=family.sees_at,
     )
+
+
+def _tool_calls(model: GenerateModel, config: EngineConfig) -> CallFormat | None:
+    """How it writes calls: as the configuration says, or else its template. Raises ConfigError if it takes none."""
+    assert isinstance(model.family, ChatFamily)
+    adapter, chosen = model.family.adapter, config.decoding.tool_call_parser
+    if chosen is not None and not adapter.takes_tools(model.parts):
+        what = f"tool_call_parser={chosen!r}: the checkpoint's chat template shows no tools to the model"
+        raise ConfigError(what, param="tool_call_parser")
+    return adapter.tool_calls(model.parts) if chosen is None else chosen  # type: ignore[return-value]  # a choice

@@ -17,7 +17,8 @@ import torch
 from transformers import LogitsProcessor
 
 from polymux.errors import GenerationError, InvalidRequestError
-from polymux.tools import Tool, ToolUse
+from polymux.families.tool_templates import WRITTEN, WrittenCall
+from polymux.tools import CallFormat, Tool, ToolUse
 
 PACKAGE = "xgrammar"
 _CACHE_BYTES = 256 << 20  # of compiled grammars
@@ -32,12 +33,12 @@ def can_constrain() -> bool:
 class Grammars:
     """Compiled grammars for one tokenizer. For one thread at a time; compiling may take a second."""
 
-    def __init__(self, tokenizer: Any, vocabulary: int) -> None:
-        """`vocabulary`: tokens that the model gives scores for."""
+    def __init__(self, tokenizer: Any, vocabulary: int, format: CallFormat = "hermes") -> None:
+        """`vocabulary`: tokens that the model gives scores for; `format`: how it writes calls of tools."""
         import xgrammar
 
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocabulary)
-        self._vocabulary = vocabulary
+        self._vocabulary, self._written = vocabulary, WRITTEN[format]
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=_CACHE_BYTES)
 
     def json(self, schema: dict[str, Any], ends: Iterable[int]) -> Constraint:
@@ -50,12 +51,12 @@ class Grammars:
         `json` has it. Raises InvalidRequestError."""
         tools = [tool for tool in use.tools if use.only in (None, tool.name)]
         once = use.only is not None or not use.parallel
-        form: dict[str, Any] = {"tags": [_tag(tool) for tool in tools], "stop_after_first": once}
+        form: dict[str, Any] = {"tags": [_tag(self._written, tool) for tool in tools], "stop_after_first": once}
         free = use.choice == "auto" and use.only is None
         if free and schema is None:
-            form |= {"type": "triggered_tags", "triggers": ["<tool_call>"], "at_least_one": False}
+            form |= {"type": "triggered_tags", "triggers": [self._written.trigger], "at_least_one": False}
         else:
-            form |= {"type": "tags_with_separator", "separator": "\n", "at_least_one": True}
+            form |= {"type": "tags_with_separator", "separator": self._written.between, "at_least_one": True}
         if free and schema is not None:
             form = {"type": "or", "elements": [form, _json(schema)]}
         return self._constraint(form, ends, "tools")
@@ -128,8 +129,13 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_SPACES}
 
 
-def _tag(tool: Tool) -> dict[str, Any]:
-    """A call as `tools.CallFormat` writes it."""
+def _tag(written: WrittenCall, tool: Tool) -> dict[str, Any]:
+    """A call of a tool, where all is written like this."""
     schema = tool.parameters if tool.parameters is not None else {"type": "object", "properties": {}}
-    begin = f'<tool_call>\n{{"name": {json.dumps(tool.name)}, "arguments": '
-    return {"type": "tag", "begin": begin, "content": _json(schema), "end": "}\n</tool_call>"}
+    content = _json(schema) | {"style": written.style}
+    return {
+        "type": "tag",
+        "begin": f"{written.before}{tool.name}{written.named}",
+        "content": content,
+        "end": written.after,
+    }

@@ -59,6 +59,7 @@ LAYERS = (
         "profiler_config",
         "json_schema",
         "tools",
+        "tool_formats",
         "tool_reader",
         "request",
         "profile",

@@ -19,7 +19,7 @@ from polymux.errors import GenerationError, InvalidRequestError
 from polymux.json_schema import FORMATS, check_schema
 from polymux.request import Failed, Finished, Message, Part, Request, SamplingParams
 from polymux.tool_reader import calls_in
-from polymux.tools import Tool, ToolCall, ToolUse
+from polymux.tools import CallFormat, Tool, ToolCall, ToolUse
 
 pytest.importorskip("xgrammar")
 
@@ -175,6 +175,26 @@ def test_calls_or_json(grammars: Grammars, tokenizer: Any) -> None:
     ):
         found = {text: fits(grammars.calls(use, [end], schema), tokenizer.encode(text), end) for text in texts}
         assert found == texts
+
+
+@pytest.mark.parametrize(
+    ("format", "look", "go"),
+    [
+        ("function_xml", "<tool_call>\n<function=look>\n<parameter=n>\n2\n</parameter>\n</function>\n</tool_call>",
+         "<tool_call>\n<function=go>\n\n</function>\n</tool_call>"),
+        ("llama3_json", '{"name": "look", "parameters": {"n": 2}}', '{"name": "go", "parameters": {}}'),
+    ],
+)  # fmt: skip
+def test_calls_in_other_formats(tokenizer: Any, format: CallFormat, look: str, go: str) -> None:
+    """What may be written is what is read."""
+    grammars, end = Grammars(tokenizer, len(tokenizer) + 7, format), tokenizer.eos_token_id
+    use = ToolUse((LOOK, GO), "required")
+    for text, fit in ((look, True), (go, True), (look.replace("2", "3"), False), ("Well.", False)):
+        assert fits(grammars.calls(use, [end]), tokenizer.encode(text), end) == fit, text
+    made = [call for text in (look, go) for call in calls_in(text, format, use.tools)[1]]
+    assert [(call.name, json.loads(call.arguments)) for call in made] == [("look", {"n": 2}), ("go", {})]
+    strict = ToolUse((Tool("look", None, LOOK.parameters, strict=True), GO))
+    assert fits(grammars.calls(strict, [end]), tokenizer.encode("Well."), end)
 
 
 def test_tokens_may_be_taken_back(grammars: Grammars, tokenizer: Any) -> None:

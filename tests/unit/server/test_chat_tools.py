@@ -123,6 +123,29 @@ def test_calls_and_results_in_messages() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ("llama3_json", '{"name": "look", "parameters": {"n": 1}}'),
+        ("function_xml", "<tool_call>\n<function=look>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>"),
+    ],
+)
+def test_calls_in_other_formats(format: str, text: str) -> None:
+    for fields in ({}, {"stream": True}):
+        answer = ask(Writer(text, tool_calls=format), tools=[LOOK], **fields)
+        assert answer.status_code == 200, answer.text
+        if fields:
+            choices = [choice for event in events_of(answer) if event != "[DONE]" for choice in event["choices"]]
+            (calls,) = [c["delta"]["tool_calls"] for c in choices if c["delta"].get("tool_calls")]
+            assert not any(c["delta"].get("content") for c in choices)
+            reason = choices[-1]["finish_reason"]
+        else:
+            (choice,) = answer.json()["choices"]
+            calls, reason = choice["message"]["tool_calls"], choice["finish_reason"]
+        (made,) = calls
+        assert made["function"] == {"name": "look", "arguments": '{"n": 1}'} and reason == "tool_calls"
+
+
 def test_forms_of_an_answer() -> None:
     def form(value: dict[str, Any]) -> Any:
         sampling = request_for(response_format=value).sampling
