@@ -294,9 +294,11 @@ class ArEngine:
         except Exception as error:  # a device says what has gone wrong when it is asked for a result
             self._fall(state, plan, error)
             return
-        for sequence in (*plan.decodes, *(piece.sequence for piece in plan.pieces)):
+        own = [(sequence, 1) for sequence in plan.decodes]
+        own += [(piece.sequence, piece.end - piece.start) for piece in plan.pieces]
+        for sequence, count in own:
             if not sequence.ended:
-                self._job(sequence).seconds += seconds
+                self._job(sequence).took(seconds, sum(n for _, n in own), count)
         for sequence, token in zip(flight.sequences, tokens, strict=True):
             if sequence.ended:
                 continue

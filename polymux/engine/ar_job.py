@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from transformers import GenerationConfig
 
 from polymux.ar.sequence import Drawing, Sequence
+from polymux.engine.job import wants_profile
 from polymux.engine.writing import Writer
 from polymux.families.chat import ChatCall
+from polymux.profile import ComponentTime, Profile, StepTime
 from polymux.request import Finished, FinishReason, Progress, Request, RequestMetrics, SamplingParams, TextPiece
 
 USUAL_TOP_K = 50  # of transformers, where neither a request nor the checkpoint says
@@ -27,6 +29,27 @@ class ArJob:
     call: ChatCall | None = None
     sequence: Sequence | None = None
     seconds: float = 0.0  # of the steps it was in
+    steps: list[tuple[float, int, int]] = field(default_factory=list)  # likewise, for a profile: see `took`
+
+    def took(self, seconds: float, tokens: int, own: int) -> None:
+        """It was in a step that computed so many tokens, of which so many were its own."""
+        self.seconds += seconds
+        if wants_profile(self.request):
+            self.steps.append((seconds, tokens, own))
+
+    def profile(self) -> Profile | None:
+        """If the request asks for one: all computing is that of the model."""
+        if not wants_profile(self.request):
+            return None
+        now = self.metrics()
+        steps = [
+            StepTime(i, 1, tokens, seconds, seconds * own / tokens)
+            for i, (seconds, tokens, own) in enumerate(self.steps)
+        ]
+        share = sum(step.share for step in steps)
+        model = ComponentTime("model", "denoise", len(steps), self.seconds, share)
+        other = max(now.total - now.queue - self.seconds, 0.0)
+        return Profile(now.total, now.queue, self.seconds, 0.0, other, [model] if steps else [], steps)
 
     def pieces(self) -> list[TextPiece | Progress]:
         """What there is to be said, after a token of it."""
@@ -54,6 +77,7 @@ class ArJob:
             metrics=self.metrics(),
             text=self.writer.text,
             finish_reason=self._reason(),
+            profile=self.profile(),
         )
 
     def _reason(self) -> FinishReason:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from polymux.config import EngineConfig
 from polymux.engine.constraint import can_constrain
-from polymux.engine.generate_model import GenerateModel
+from polymux.engine.generate_model import GenerateModel, not_profiled
 from polymux.errors import ConfigError
 from polymux.families.chat import ChatFamily
 from polymux.request import Capabilities
@@ -22,7 +22,7 @@ def described(model: GenerateModel, config: EngineConfig) -> Capabilities:
     speaks = "audio" in makes
     arguments = tuple(name for name in family.arguments if speaks or name != "voice")
     extra = tuple(name for name in family.extra if adapter.knows(parts, name))
-    refused = {"partial_images": "there are none of text"}
+    refused = {"partial_images": "there are none of text"} | not_profiled(config)
     if not can_constrain():
         arguments = tuple(name for name in arguments if name != "json_schema")
         refused["json_schema"] = "the server lacks the package xgrammar, which polymux[structured] installs"
