@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from polymux.config import EngineConfig
 from polymux.errors import ConfigError
+from polymux.families import family_of
+from polymux.families.base import UNKNOWN, Family
 from polymux.families.chat import ChatFamily
+from polymux.families.features import features_by_pipeline
 from polymux.families.generate import GenerateFamily
 from polymux.knobs import check_unchanged
 
@@ -51,3 +54,23 @@ def check_settings(config: EngineConfig, family: GenerateFamily | None) -> None:
         raise ConfigError(f"vocoder: a {family.name} model has its own", param="vocoder")
     if config.speech.voice_path is not None and not family.voice_files:
         raise ConfigError(f"voice_path: the voices of {family.name} are its own", param="voice_path")
+
+
+def check_pipeline(config: EngineConfig, pipeline: str) -> None:
+    """Raises ConfigError for a setting that cannot act on pipelines of this class of diffusers, if it is declared."""
+    check_settings(config, None)
+    family, chosen = family_of(pipeline), config.caches.cache_backend
+    if family is UNKNOWN:
+        return
+    if chosen != "none" and chosen not in family.step_caches.backends:
+        raise ConfigError(f"--cache-backend {chosen}: {not_validated(family)}", param="cache_backend")
+    if config.adapters.lora_path and "lora" not in features_by_pipeline().get(pipeline, ("lora",)):
+        raise ConfigError(f"--lora-path: {pipeline} takes no LoRA", param="lora_path")
+
+
+def not_validated(family: Family) -> str:
+    """Of a cache of denoising steps, and those that are."""
+    known = family.step_caches.backends
+    return f"it is not validated for the family {family.name}; " + (
+        f"those are: {', '.join(known)}" if known else "no cache backend is"
+    )

@@ -267,12 +267,17 @@ def test_what_is_printed_says_the_same(
         ("VitsModel", {"decoding": "paged"}, "--decoding acts only on language models"),
         ("WhisperForConditionalGeneration", {"quantization": "int8"}, "acts only on pipelines of diffusers"),
         ("Qwen3ForCausalLM", {"lora_path": ["a"]}, "acts only on pipelines of diffusers"),
+        ("StableDiffusion3Pipeline", {"cache_backend": "pab"}, "it is not validated for the family sd3; no cache"),
+        ("PixArtSigmaPipeline", {"lora_path": ["a"]}, "--lora-path: PixArtSigmaPipeline takes no LoRA"),
     ],
 )
 def test_settings_that_cannot_act_are_neither_printed_nor_taken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], architecture: str | None, settings: dict[str, Any], message: str
 ) -> None:
+    index = {"_class_name": architecture} if architecture and architecture.endswith("Pipeline") else None
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    if index is not None:
+        (tmp_path / "model_index.json").write_text(json.dumps(index))
     model, (name, value) = str(tmp_path) if architecture else "demo", *settings.items()
     words = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     assert main(["deploy-config", model, f"--{name.replace('_', '-')}", *words]) == 2
