@@ -54,6 +54,12 @@ def test_it_speaks(server: Server) -> None:
         assert streamed.read() == answer.content
 
 
+def test_no_process_knows_where_all_of_the_time_went(server: Server) -> None:
+    answer = server.http.post("/v1/audio/speech", json={"input": "hi.", "profile": True} | HOW)
+    assert answer.status_code == 400 and error_of(answer)["param"] == "profile", answer.text
+    assert "several stages" in error_of(answer)["message"]
+
+
 def test_a_model_that_cannot_hear_takes_no_voices(server: Server) -> None:
     """The codec, which would hear them, is in the other process."""
     sound = b"RIFF" + bytes(60)
