@@ -5,6 +5,8 @@ Held-out prompts of training/, whose checker reads the pictures. For `bench/qual
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ import torch
 from polymux.engine.diffusion_engine import DiffusionEngine
 from polymux.media.wire import from_wire
 from polymux.request import Finished, OmniDiffusionSamplingParams, Request
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # `training` is a part of the checkout, and not installed
 from training.evaluate import GUIDANCE, STEPS, judge, prompts
 from training.parse import Parser
 

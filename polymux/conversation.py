@@ -11,6 +11,7 @@ from typing import Any
 from polymux.config import LimitsConfig
 from polymux.errors import InvalidRequestError
 from polymux.request import ArrayData, Capabilities, ImageData, Media, Message, Part, Request
+from polymux.spelling import shown
 from polymux.tools import arguments_of, check_tools
 
 KINDS = ("image", "video", "audio")  # of media, in the order in which those of a bare prompt are shown
@@ -86,12 +87,11 @@ def _check_tools(request: Request, capabilities: Capabilities) -> None:
         raise _without_result(FIELD, open_calls)
     if request.tools is None:
         return
-    check_tools(request.tools)
+    formed = request.sampling is not None and request.sampling.json_schema is not None
+    check_tools(request.tools, held=request.tools.constrains or formed)
     if request.tools.constrains and "json_schema" not in capabilities.arguments:
         why = capabilities.refused.get("json_schema", f"{capabilities.pipeline} cannot be held to calls")
         raise InvalidRequestError(f"tools: strict ones, and tool_choice: {why}", param="tools")
-    if request.sampling is not None and request.sampling.json_schema is not None:
-        raise InvalidRequestError("json_schema: cannot be combined with tools", param="json_schema")
     if speaks(request):
         raise InvalidRequestError("tools: cannot be combined with audio, which would speak the calls", param="tools")
 
@@ -139,7 +139,7 @@ def _check_answer(request: Request, capabilities: Capabilities) -> None:
     asked = request.modalities
     if any(one not in makes for one in asked) or (asked and "text" not in asked):
         allowed = f"the model makes {' and '.join(makes)}, and text must be among them"
-        raise InvalidRequestError(f"modalities={list(asked)!r}: {allowed}", param="modalities")
+        raise InvalidRequestError(f"modalities={shown(asked)}: {allowed}", param="modalities")
     if speaks(request):
         return
     if request.sampling is not None and request.sampling.voice is not None:

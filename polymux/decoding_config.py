@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from polymux.errors import ConfigError
 from polymux.knobs import Checked, knob
+from polymux.tools import CallFormat
 
 TOKENS_OF_A_STEP = 8192
 SHARE_OF_THE_GPU = 0.9
@@ -53,6 +55,11 @@ class DecodingConfig(Checked):
         "off: kernel by kernel; auto: compiled on a GPU, off on a CPU",
         choices=("auto", "compiled", "plain", "off"),
     )
+
+    tool_call_parser: str | None = knob(
+        None, "how the model writes calls of tools (default: as its chat template shows)",
+        choices=get_args(CallFormat),
+    )  # fmt: skip
 
     @property
     def elsewhere(self) -> bool:

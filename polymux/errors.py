@@ -31,7 +31,8 @@ PolymuxError                      500
  │   └─ StorageFullError          507           no room for what is to be kept
  └─ GenerationError               500           the request failed inside the model
      ├─ OutOfMemoryError          500           this request alone does not fit
-     └─ NonFiniteOutputError      500           the model produced NaN or infinity
+     ├─ NonFiniteOutputError      500           the model produced NaN or infinity
+     └─ UnusableOutputError       500           what the model wrote is no output: another seed may help
 """
 
 from __future__ import annotations
@@ -202,6 +203,10 @@ class OutOfMemoryError(GenerationError):
 
 class NonFiniteOutputError(GenerationError):
     code = "non_finite_output"
+
+
+class UnusableOutputError(GenerationError):
+    code = "unusable_output"
 
 
 def _encodable(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from polymux.errors import InvalidRequestError
 from polymux.request import Bounds, Capabilities
+from polymux.spelling import shown
 
 COLDEST = 1e-6  # of temperatures that are not 0: below, numbers overflow
 _DRAWING = ("temperature", "top_k", "top_p", "min_p")
@@ -68,5 +69,4 @@ def _wrong(value: Any, bounds: Bounds) -> str | None:
 
 
 def _refuse(name: str, value: Any, why: str) -> InvalidRequestError:
-    shown = repr(value)
-    return InvalidRequestError(f"{name}={shown if len(shown) <= 80 else shown[:77] + '...'}: {why}", param=name)
+    return InvalidRequestError(f"{name}={shown(value)}: {why}", param=name)

@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from polymux.errors import InvalidRequestError
+from polymux.spelling import shown
 
 MAX_SCHEMA = 64 * 1024  # characters as JSON: a grammar of that size is built in a second or two
 MAX_DEPTH = 64
@@ -112,7 +113,7 @@ class _Walk:
         if "type" in schema:
             types = self._types(schema, place)
             if wrong := [one for one in values if not any(_is(one, name) for name in types)]:
-                raise self._error((*place, kind), f"{str(wrong[0])[:40]!r} is not of the type that stands beside it")
+                raise self._error((*place, kind), f"{shown(wrong[0])} is not of the type that stands beside it")
 
     def _typed(self, schema: dict[str, Any], keys: set[str], place: tuple[str, ...], depth: int) -> None:
         types = self._types(schema, place) if "type" in keys else ["object"] if "properties" in keys else []

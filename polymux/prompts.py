@@ -6,7 +6,6 @@ Converts pictures, arrays and numpy's scalars to what can travel. Whether the mo
 from __future__ import annotations
 
 import dataclasses
-import reprlib
 from collections.abc import Sequence
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
@@ -17,6 +16,7 @@ from polymux.errors import InvalidRequestError
 from polymux.media.wire import Array, to_wire
 from polymux.request import Media, Message, Modality, OmniDiffusionSamplingParams, Part, Request, SamplingParams
 from polymux.sampling import REFERENCE
+from polymux.spelling import shown
 from polymux.tools import ToolCall, ToolUse
 
 # A picture; frames or sound; sound with its samples, or frames with their number, per second.
@@ -87,7 +87,7 @@ def _fields_of(prompt: Prompt) -> OmniPrompt:
     known = OmniPrompt.__annotations__
     for key in prompt:
         if key not in known:
-            what = f"unknown key {reprlib.repr(key)} in a prompt; known are {', '.join(known)}"
+            what = f"unknown key {shown(key)} in a prompt; known are {', '.join(known)}"
             raise InvalidRequestError(what, param="prompt")
     return prompt
 
@@ -95,7 +95,7 @@ def _fields_of(prompt: Prompt) -> OmniPrompt:
 def _modalities(given: Any) -> tuple[Modality, ...]:
     if isinstance(given, (list, tuple)) and all(isinstance(one, str) for one in given):
         return tuple(given)
-    raise InvalidRequestError(f"modalities={reprlib.repr(given)}: must be a list of strings", param="modalities")
+    raise InvalidRequestError(f"modalities={shown(given)}: must be a list of strings", param="modalities")
 
 
 def _tools(given: Any) -> ToolUse | None:

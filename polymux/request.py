@@ -95,6 +95,7 @@ class SamplingParams:
     stop: tuple[str, ...] | None = None  # texts before which the answer ends
     guidance_scale: float | None = None
     json_schema: dict[str, Any] | None = None  # the text is JSON that fits it
+    profile: bool = False  # tell with the output where the time went
     extra_args: dict[str, Any] = field(default_factory=dict)  # the model's own further arguments
 
 

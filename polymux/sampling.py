@@ -22,6 +22,7 @@ from polymux.request import (
     Request,
     SamplingParams,
 )
+from polymux.spelling import shown
 
 SEEDS = 2**64
 _MOST_SHOWN = 20  # names in a message
@@ -29,7 +30,8 @@ SPEEDS = (0.25, 4.0)
 MAX_RATE = 768_000  # samples per second of a sound that comes with a request
 REFERENCE = "ref_audio"  # the medium that a request to speak may have
 HEARD = "audio"  # the medium of a request to write down what is said
-_ENGINE_FIELDS = {"seed", "extra_args", REFERENCE}  # answered by the engine for every model, or not a field on the wire
+# Answered by the engine for every model, or not a field on the wire.
+_ENGINE_FIELDS = {"seed", "profile", "extra_args", REFERENCE}
 FIELDS = tuple(f.name for f in dataclasses.fields(SamplingParams) if f.name not in _ENGINE_FIELDS)
 _RANGES: dict[str, tuple[float, float]] = {
     "speed": SPEEDS,
@@ -136,6 +138,10 @@ def check_sampling(params: SamplingParams, capabilities: Capabilities, limits: L
         if value is not None and name not in capabilities.arguments:
             own = f"{capabilities.pipeline} does not take it; it takes {_names(capabilities)}"
             raise _refuse(name, value, capabilities.refused.get(name, own))
+    if type(params.profile) is not bool:
+        raise _refuse("profile", params.profile, "must be true or false")
+    if params.profile and "profile" in capabilities.refused:
+        raise _refuse("profile", True, capabilities.refused["profile"])
     for name, chosen, known in (
         ("voice", params.voice, capabilities.voices),
         ("language", params.language, capabilities.languages),
@@ -244,7 +250,8 @@ def _check_embedding(params: SamplingParams, size: int | None) -> None:
     if not isinstance(values, (tuple, list)) or not all(_is_number(value) for value in values):
         raise _refuse(name, values, "must be a list of finite numbers")
     if len(values) != size:
-        raise InvalidRequestError(f"{name} has {len(values)} values: the model's voices have {size}", param=name)
+        what = "the model has no vectors for its voices" if size is None else f"the model's voices have {size}"
+        raise InvalidRequestError(f"{name} has {len(values)} values: {what}", param=name)
     if params.voice is not None:
         raise InvalidRequestError(f"{name}: cannot be combined with voice", param=name)
 
@@ -258,5 +265,4 @@ def _is_number(value: Any) -> bool:
 
 
 def _refuse(name: str, value: Any, why: str) -> InvalidRequestError:
-    shown = repr(value)
-    return InvalidRequestError(f"{name}={shown if len(shown) <= 80 else shown[:77] + '...'}: {why}", param=name)
+    return InvalidRequestError(f"{name}={shown(value)}: {why}", param=name)

@@ -1,13 +1,15 @@
-"""Calls of tools in what a model writes, found while it is written. Knows one way to write them down: see `tools`."""
+"""Calls of tools in what a model writes, found while it is written. What a call looks like stands in `tool_formats`."""
 
 from __future__ import annotations
 
-import json
-import uuid
+from collections.abc import Sequence
+from functools import partial
 
-from polymux.tools import ToolCall
+from polymux.tool_formats import element_call, json_call, leading_call
+from polymux.tools import CallFormat, Tool, ToolCall
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
+_BETWEEN = " \t\r\n;"  # calls without marks
 
 
 class CallReader:
@@ -15,9 +17,12 @@ class CallReader:
 
     What may be the beginning of a call waits until that is known, and so does the space before it, which is no part of
     the answer if a call follows. What looks like a call and is none (no JSON, no name) stays text.
+
+    Calls stand between marks here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, format: CallFormat = "hermes", tools: Sequence[Tool] = ()) -> None:
+        self._parsed = partial(element_call, tools=tools) if format == "function_xml" else json_call
         self._held = ""
         self._from = 0  # in what is held: before it, no call ends
         self.calls = 0
@@ -47,7 +52,7 @@ class CallReader:
     def _call(self) -> str | ToolCall | None:
         """The call that is held, as text if it is none; None until its end has come."""
         while (end := self._held.find(_END, self._from)) >= 0:
-            call, goes_on = _parsed(self._held[len(_BEGIN) : end])
+            call, goes_on = self._parsed(self._held[len(_BEGIN) : end])
             if goes_on:
                 self._from = end + 1
                 continue
@@ -59,26 +64,46 @@ class CallReader:
         return None
 
 
-def calls_in(text: str) -> tuple[str, list[ToolCall]]:
-    """A whole answer: its text without the calls, and the calls."""
-    reader = CallReader()
+class LeadingCallReader(CallReader):
+    """The same where an answer that calls is calls from its begin on, without marks."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__()
+        self._tools = tools
+        self._calling = True
+
+    def feed(self, text: str) -> list[str | ToolCall]:
+        self._held += text
+        found: list[str | ToolCall] = []
+        while self._calling and (begun := self._held.lstrip(_BETWEEN if self.calls else None)):
+            call, end = leading_call(begun, self._tools)
+            if end == 0:
+                return found
+            if call is None:
+                self._calling = False
+                self._held = begun if self.calls else self._held
+                break
+            found.append(call)
+            self.calls += 1
+            self._held = begun[end:]
+        if not self._calling and self._held:
+            found.append(self._held)
+            self._held = ""
+        return found
+
+
+def reader_of(format: CallFormat | None, tools: Sequence[Tool]) -> CallReader:
+    """For the answer of a model that writes calls like this."""
+    return LeadingCallReader(tools) if format == "llama3_json" else CallReader(format or "hermes", tools)
+
+
+def calls_in(text: str, format: CallFormat = "hermes", tools: Sequence[Tool] = ()) -> tuple[str, list[ToolCall]]:
+    """A whole answer: its text without the calls, and the calls. `format`: the model's; `tools`: those that it was
+    offered, which all formats but hermes ask for."""
+    reader = reader_of(format, tools)
     pieces = [*reader.feed(text), *reader.end()]
     said = "".join(piece for piece in pieces if isinstance(piece, str))
     return said, [piece for piece in pieces if isinstance(piece, ToolCall)]
-
-
-def _parsed(body: str) -> tuple[ToolCall | None, bool]:
-    """What stands between the marks; whether it goes on behind the second one, which is part of a string in it."""
-    try:
-        made = json.loads(body)
-    except json.JSONDecodeError as error:
-        return None, error.msg.startswith("Unterminated string")
-    except RecursionError:
-        return None, False
-    name, arguments = (made.get("name"), made.get("arguments", {})) if isinstance(made, dict) else (None, None)
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        return None, False
-    return ToolCall(f"call_{uuid.uuid4().hex[:24]}", name, json.dumps(arguments, ensure_ascii=False)), False
 
 
 def _overlap(text: str) -> int:

@@ -16,7 +16,9 @@ from polymux.errors import InvalidRequestError
 from polymux.json_schema import check_schema
 
 # hermes: <tool_call>, a JSON object of name and arguments, </tool_call>.
-CallFormat = Literal["hermes"]
+# function_xml: <tool_call>, an element <function=NAME> with a <parameter=NAME> for each argument, </tool_call>.
+# llama3_json: a JSON object of name and parameters, with which the answer begins.
+CallFormat = Literal["hermes", "function_xml", "llama3_json"]
 Choice = Literal["auto", "required"]
 MAX_TOOLS = 128
 MAX_ARGUMENTS = 10**6  # characters of one call in a message
@@ -55,8 +57,8 @@ class ToolCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
-def check_tools(use: ToolUse) -> None:
-    """Raises InvalidRequestError with the tool and what is allowed."""
+def check_tools(use: ToolUse, held: bool) -> None:
+    """Raises InvalidRequestError with the tool and what is allowed. `held`: calls are held to their schemas."""
     if not 1 <= len(use.tools) <= MAX_TOOLS:
         raise InvalidRequestError(f"tools: {len(use.tools)} given, allowed are 1 to {MAX_TOOLS}", param="tools")
     names = [tool.name for tool in use.tools]
@@ -66,7 +68,7 @@ def check_tools(use: ToolUse) -> None:
             raise InvalidRequestError(f"tools.{i}.name={tool.name[:80]!r}: {what}", param="tools")
         if names.index(tool.name) < i:
             raise InvalidRequestError(f"tools.{i}.name={tool.name!r}: there is one of this name", param="tools")
-        if tool.parameters is not None and use.constrains:
+        if tool.parameters is not None and held:
             check_schema(tool.parameters, f"tools.{i}.parameters")
     if use.only is not None and use.only not in names:
         known = ", ".join(names[:20])

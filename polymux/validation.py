@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import reprlib
 from typing import Any
 
 from polymux.config import LimitsConfig
@@ -27,6 +26,7 @@ from polymux.request import (
     Request,
 )
 from polymux.sampling import check_heard, check_reference, check_sampling, sampling_of
+from polymux.spelling import shown
 
 SEEDS = 2**64  # torch takes seeds below this
 MAX_PARTIAL_IMAGES = 3  # per output, as in OpenAI's API
@@ -111,7 +111,7 @@ def negative_prompt(request: Request) -> str | None:
 def refuse(name: str, value: Any, why: str) -> InvalidRequestError:
     """The error for a field that has the wrong value. Long values are cut, and so are names that clients make up."""
     name = name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..."
-    return InvalidRequestError(f"{name}={reprlib.repr(value)}: {why}", param=name)
+    return InvalidRequestError(f"{name}={shown(value)}: {why}", param=name)
 
 
 def _check_texts(request: Request, limits: LimitsConfig) -> None:

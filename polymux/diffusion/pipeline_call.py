@@ -25,6 +25,7 @@ from polymux.families.base import UNKNOWN, Family
 from polymux.quantization.layer import weight_count
 from polymux.quantization.quantizer import formats_in
 from polymux.request import Capabilities, Modality, OmniDiffusionSamplingParams, Request
+from polymux.spelling import shown
 
 # Sampling fields and the names under which pipelines take them, in order of preference.
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -277,7 +278,7 @@ def call_arguments(
         values["output_type"] = output
     elif params.output_type != "pil":
         raise InvalidRequestError(
-            f"output_type={params.output_type!r}: this pipeline has one kind of output", param="output_type"
+            f"output_type={shown(params.output_type)}: this pipeline has one kind of output", param="output_type"
         )
     if shape.modular:
         values["output"] = list(shape.results)
@@ -306,6 +307,6 @@ def _refuse_unknown(values: dict[str, Any], shape: CallShape) -> None:
     for name in values:
         if name not in allowed and name not in RATES.values():
             raise InvalidRequestError(
-                f"{name}={values[name]!r}: this pipeline takes no {name}; it takes {', '.join(sorted(allowed))}",
+                f"{name}={shown(values[name])}: this pipeline takes no {name}; it takes {', '.join(sorted(allowed))}",
                 param=name,
             )

@@ -16,6 +16,7 @@ from polymux.diffusion.cached_denoiser import CachedDenoiser, unsuited
 from polymux.diffusion.call import Call, CallOwner
 from polymux.diffusion.component import Component
 from polymux.families.base import Family
+from polymux.families.settings import not_validated
 from polymux.step_caches import StepCacheSettings
 
 log = logging.getLogger(__name__)
@@ -40,10 +41,8 @@ class StepCache:
         if all(problems.values()):
             reasons = "; ".join(f"{name}: {reason}" for name, reason in problems.items()) or "there is no denoiser"
             raise unsuited(settings.name, reasons)
-        validated = family.step_caches.backends
-        if settings.name not in validated:
-            known = f"those are: {', '.join(validated)}" if validated else "no cache backend is"
-            raise unsuited(settings.name, f"it is not validated for the family {family.name}; {known}")
+        if settings.name not in family.step_caches.backends:
+            raise unsuited(settings.name, not_validated(family))
         for component in denoisers:
             reason = problems[component.name]
             if reason is None:

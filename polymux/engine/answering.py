@@ -54,21 +54,17 @@ def _load(config: EngineConfig, speaking: type[ArEngine], apart: type[ChatEngine
         assert isinstance(model.family, ChatFamily)
         together = speaking if model.family.adapter.layer(model.parts) is not None else ArEngine
         return together(config, model, device)
-    check_unchanged(settings, f"cannot act on this model: {why}")
+    check_unchanged(settings, f"cannot act on this model: {why}", _paged(settings))
     log.info("each answer has a loop of its own: %s", why)
     return apart(config, model, device)
 
 
 def load_speaking(config: EngineConfig) -> StageEngine:
     """The same for models that speak. Raises CheckpointError, ConfigError."""
-    if config.decoding.elsewhere:
-        raise ConfigError("decoding='vllm': runs language models, and this one speaks", param="decoding")
     device = prepare_device(config)
     model = GenerateModel.load(config, device)
     settings, family = config.decoding, model.family
     if family.framed and settings.decoding != "generate":
-        unused = ("max_num_batched_tokens", "enable_prefix_caching", "enable_chunked_prefill")
-        check_unchanged(settings, f"acts only on language models, and {family.name} is none", unused)
         why = lacking(device)
         if why is None:
             return FrameEngine(config, model, device)
@@ -79,8 +75,12 @@ def load_speaking(config: EngineConfig) -> StageEngine:
 
 
 def _check_apart(settings: DecodingConfig) -> None:
-    others = [name for name in vars(settings) if name != "decoding"]
-    check_unchanged(settings, "acts only without --decoding generate", others)
+    check_unchanged(settings, "acts only without --decoding generate", [n for n in _paged(settings) if n != "decoding"])
+
+
+def _paged(settings: DecodingConfig) -> list[str]:
+    """What is of answers that go on together."""
+    return [name for name in vars(settings) if name != "tool_call_parser"]
 
 
 def unpaged(config: EngineConfig, model: GenerateModel) -> str | None:

@@ -79,7 +79,7 @@ class ArEngine:
         self._take_in(model)
         # Its own: the thread encodes with the other one meanwhile, and a tokenizer stands only one at a time.
         self._tokenizer = copy.deepcopy(self._family.adapter.tokenizer(model.parts))
-        self._holding = Holding(self._family.adapter)
+        self._holding = Holding(self._family.adapter, self._described.tool_calls)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inputs")
 
     @property
@@ -306,9 +306,11 @@ class ArEngine:
         except Exception as error:  # a device says what has gone wrong when it is asked for a result
             self._fall(state, plan, error)
             return
-        for sequence in (*plan.decodes, *(piece.sequence for piece in plan.pieces)):
+        own = [(sequence, 1) for sequence in plan.decodes]
+        own += [(piece.sequence, piece.end - piece.start) for piece in plan.pieces]
+        for sequence, count in own:
             if not sequence.ended:
-                self._job(sequence).seconds += seconds
+                self._job(sequence).took(seconds, sum(n for _, n in own), count)
         for sequence, token in zip(flight.sequences, tokens, strict=True):
             if sequence.ended:
                 continue

@@ -10,9 +10,11 @@ from transformers import GenerationConfig
 
 from polymux.ar.features import Features, names_of
 from polymux.ar.sequence import Drawing, Heard, Sequence
+from polymux.engine.job import wants_profile
 from polymux.engine.writing import Writer
 from polymux.errors import InvalidRequestError
 from polymux.families.chat import ChatCall
+from polymux.profile import ComponentTime, Profile, StepTime
 from polymux.request import Finished, FinishReason, Progress, Request, RequestMetrics, SamplingParams, TextPiece
 
 USUAL_TOP_K = 50  # of transformers, where neither a request nor the checkpoint says
@@ -30,6 +32,27 @@ class ArJob:
     sequence: Sequence | None = None
     seconds: float = 0.0  # of the steps it was in
     reading: float = 0.0  # seconds of its media
+    steps: list[tuple[float, int, int]] = field(default_factory=list)  # likewise, for a profile: see `took`
+
+    def took(self, seconds: float, tokens: int, own: int) -> None:
+        """It was in a step that computed so many tokens, of which so many were its own."""
+        self.seconds += seconds
+        if wants_profile(self.request):
+            self.steps.append((seconds, tokens, own))
+
+    def profile(self) -> Profile | None:
+        """If the request asks for one: all computing is that of the model."""
+        if not wants_profile(self.request):
+            return None
+        now = self.metrics()
+        steps = [
+            StepTime(i, 1, tokens, seconds, seconds * own / tokens)
+            for i, (seconds, tokens, own) in enumerate(self.steps)
+        ]
+        share = sum(step.share for step in steps)
+        model = ComponentTime("model", "denoise", len(steps), self.seconds, share)
+        other = max(now.total - now.queue - self.seconds, 0.0)
+        return Profile(now.total, now.queue, self.seconds, 0.0, other, [model] if steps else [], steps)
 
     def pieces(self) -> list[TextPiece | Progress]:
         """What there is to be said, after a token of it."""
@@ -58,6 +81,7 @@ class ArJob:
             metrics=self.metrics(),
             text=self.writer.text,
             finish_reason=self._reason(),
+            profile=self.profile(),
         )
 
     def _reason(self) -> FinishReason:
@@ -82,7 +106,7 @@ def fitted(call: ChatCall, params: SamplingParams, context: int) -> ChatCall:
 def drawing_of(
     call: ChatCall, params: SamplingParams, settings: GenerationConfig, seed: int, prefix: str = ""
 ) -> Drawing:
-    """How its tokens are drawn: as the request says, else as the checkpoint does. `prefix`: of the names under which the
+    """How its tokens are drawn: as the request says, else as the checkpoint does. `prefix`: of the names by which the
     call's arguments say it."""
     given = call.arguments
 

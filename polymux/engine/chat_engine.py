@@ -45,7 +45,7 @@ class ChatEngine(MergingEngine[PreparedJob]):
         super().__init__(config, model, device)
         # Its own: the thread encodes with the other one meanwhile, and a tokenizer stands only one at a time.
         self.tokenizer = copy.deepcopy(self.family.adapter.tokenizer(model.parts))
-        self._holding = Holding(self.family.adapter)
+        self._holding = Holding(self.family.adapter, self.answers.tool_calls)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inputs")
 
     @property

@@ -97,6 +97,7 @@ class ChatJob(PreparedJob):
             sound_seconds=self.seconds_made,
             text=self.writer.text,
             finish_reason=self._reason(),
+            profile=self.profile(),
         )
 
     def _reason(self) -> FinishReason:

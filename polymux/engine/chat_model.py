@@ -6,10 +6,12 @@ from msgspec.structs import replace
 
 from polymux.config import EngineConfig
 from polymux.engine.constraint import can_constrain
-from polymux.engine.generate_model import GenerateModel
+from polymux.engine.generate_model import GenerateModel, not_profiled
+from polymux.errors import ConfigError
 from polymux.families.chat import ChatFamily
 from polymux.families.generate import Parts
 from polymux.request import Capabilities
+from polymux.tools import CallFormat
 
 
 def described(model: GenerateModel, config: EngineConfig) -> Capabilities:
@@ -27,7 +29,7 @@ def answering(
     speaks = "audio" in makes
     arguments = tuple(name for name in family.arguments if speaks or name != "voice")
     extra = tuple(name for name in family.extra if adapter.knows(parts, name))
-    refused = {"partial_images": "there are none of text"}
+    refused = {"partial_images": "there are none of text"} | not_profiled(config)
     if not constrains:
         arguments = tuple(name for name in arguments if name != "json_schema")
         refused["json_schema"] = "the server lacks the package xgrammar, which polymux[structured] installs"
@@ -38,7 +40,7 @@ def answering(
         voices=adapter.voices(parts),
         media=dict(family.takes),
         refused=refused,
-        tool_calls=adapter.tool_calls(parts),
+        tool_calls=_tool_calls(family, parts, config),
         sample_rate=adapter.sample_rate(parts) if speaks else None,
         chats=True,
         merges=config.scheduler.merge_decoding,
@@ -47,3 +49,12 @@ def answering(
         hears_at=adapter.hears_at(parts) if any(kind == "audio" for kind, _ in family.takes) else None,
         sees_at=family.sees_at,
     )
+
+
+def _tool_calls(family: ChatFamily, parts: Parts, config: EngineConfig) -> CallFormat | None:
+    """How it writes calls: as the configuration says, or else its template. Raises ConfigError if it takes none."""
+    adapter, chosen = family.adapter, config.decoding.tool_call_parser
+    if chosen is not None and not adapter.takes_tools(parts):
+        what = f"tool_call_parser={chosen!r}: the checkpoint's chat template shows no tools to the model"
+        raise ConfigError(what, param="tool_call_parser")
+    return adapter.tool_calls(parts) if chosen is None else chosen  # type: ignore[return-value]  # a choice

@@ -17,7 +17,8 @@ import torch
 from transformers import LogitsProcessor
 
 from polymux.errors import GenerationError, InvalidRequestError
-from polymux.tools import Tool, ToolUse
+from polymux.families.tool_templates import WRITTEN, WrittenCall
+from polymux.tools import CallFormat, Tool, ToolUse
 
 PACKAGE = "xgrammar"
 _CACHE_BYTES = 256 << 20  # of compiled grammars
@@ -32,12 +33,12 @@ def can_constrain() -> bool:
 class Grammars:
     """Compiled grammars for one tokenizer. For one thread at a time; compiling may take a second."""
 
-    def __init__(self, tokenizer: Any, vocabulary: int) -> None:
-        """`vocabulary`: tokens that the model gives scores for."""
+    def __init__(self, tokenizer: Any, vocabulary: int, format: CallFormat = "hermes") -> None:
+        """`vocabulary`: tokens that the model gives scores for; `format`: how it writes calls of tools."""
         import xgrammar
 
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocabulary)
-        self._vocabulary = vocabulary
+        self._vocabulary, self._written = vocabulary, WRITTEN[format]
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=_CACHE_BYTES)
 
     def json(self, schema: dict[str, Any], ends: Iterable[int]) -> Constraint:
@@ -45,9 +46,10 @@ class Grammars:
         an answer. Raises InvalidRequestError."""
         return self._constraint(json_form(schema), ends, "json_schema")
 
-    def calls(self, use: ToolUse, ends: Iterable[int]) -> Constraint:
-        """The answer is calls of tools, or text that may end with such. Raises InvalidRequestError."""
-        return self._constraint(calls_form(use), ends, "tools")
+    def calls(self, use: ToolUse, ends: Iterable[int], schema: dict[str, Any] | None = None) -> Constraint:
+        """The answer is calls of tools, or text that may end with such; with `schema`, calls or JSON that fits it, as
+        `json` has it. Raises InvalidRequestError."""
+        return self._constraint(calls_form(use, self._written, schema), ends, "tools")
 
     def _constraint(self, form: dict[str, Any], ends: Iterable[int], name: str) -> Constraint:
         import xgrammar
@@ -118,14 +120,16 @@ def json_form(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_SPACES}
 
 
-def calls_form(use: ToolUse) -> dict[str, Any]:
-    """Calls of tools, or text that may end with such, in xgrammar's words."""
+def calls_form(use: ToolUse, written: WrittenCall, schema: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Calls of tools, or text that may end with such, or with a schema JSON in its place, in xgrammar's words."""
     tools = [tool for tool in use.tools if use.only in (None, tool.name)]
     once = use.only is not None or not use.parallel
-    form: dict[str, Any] = {"tags": [_tag(tool) for tool in tools], "stop_after_first": once}
-    if use.choice == "auto" and use.only is None:
-        return form | {"type": "triggered_tags", "triggers": ["<tool_call>"], "at_least_one": False}
-    return form | {"type": "tags_with_separator", "separator": "\n", "at_least_one": True}
+    form: dict[str, Any] = {"tags": [_tag(written, tool) for tool in tools], "stop_after_first": once}
+    free = use.choice == "auto" and use.only is None
+    if free and schema is None:
+        return form | {"type": "triggered_tags", "triggers": [written.trigger], "at_least_one": False}
+    form |= {"type": "tags_with_separator", "separator": written.between, "at_least_one": True}
+    return {"type": "or", "elements": [form, json_form(schema)]} if free and schema is not None else form
 
 
 def structural_tag(form: dict[str, Any]) -> str:
@@ -133,8 +137,13 @@ def structural_tag(form: dict[str, Any]) -> str:
     return json.dumps({"type": "structural_tag", "format": form})
 
 
-def _tag(tool: Tool) -> dict[str, Any]:
-    """A call as `tools.CallFormat` writes it."""
+def _tag(written: WrittenCall, tool: Tool) -> dict[str, Any]:
+    """A call of a tool, where all is written like this."""
     schema = tool.parameters if tool.parameters is not None else {"type": "object", "properties": {}}
-    begin = f'<tool_call>\n{{"name": {json.dumps(tool.name)}, "arguments": '
-    return {"type": "tag", "begin": begin, "content": json_form(schema), "end": "}\n</tool_call>"}
+    content = json_form(schema) | {"style": written.style}
+    return {
+        "type": "tag",
+        "begin": f"{written.before}{tool.name}{written.named}",
+        "content": content,
+        "end": written.after,
+    }

@@ -254,7 +254,8 @@ class DiffusionEngine(SessionEngine[Job, Model]):
                 self._previewed(job, session)
             return
         if session.error is not None:
-            self._fail(job, as_polymux_error(session.error, session.where, session.computing, job.request))
+            error, unusable = session.error, self.family.unusable
+            self._fail(job, as_polymux_error(error, session.where, session.computing, job.request, unusable))
             return
         self._close(job, session)
         if job.end_stream(session.index):

@@ -12,8 +12,8 @@ from polymux.families.chat import ChatFamily
 from polymux.families.graph import Does
 from polymux.families.hearing import HearingFamily
 from polymux.families.pictures import PictureFamily
+from polymux.families.settings import check_settings
 from polymux.importing import keep_imported, many_imports
-from polymux.knobs import check_unchanged
 
 LoadEngine = Callable[[EngineConfig], StageEngine]
 
@@ -32,9 +32,7 @@ def engine_for(config: EngineConfig) -> StageEngine:
         load = _diffusion() if name is None else _of_transformers(config, name)
     keep_imported()
     if name is None:
-        config.speech.check_unused()
-        check_unchanged(config.scheduler, "acts only on models of transformers", ("merge_decoding",))
-        check_unchanged(config.decoding, "acts only on models whose answers go on together")
+        check_settings(config, None)
     return load(config)
 
 

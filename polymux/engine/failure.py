@@ -8,8 +8,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from polymux.diffusion.runner import is_out_of_memory
-from polymux.errors import GenerationError, InvalidRequestError, NonFiniteOutputError, OutOfMemoryError, PolymuxError
+from polymux.errors import (
+    GenerationError,
+    InvalidRequestError,
+    NonFiniteOutputError,
+    OutOfMemoryError,
+    PolymuxError,
+    UnusableOutputError,
+)
 from polymux.request import Request
+from polymux.spelling import shown
 
 log = logging.getLogger(__name__)
 
@@ -18,8 +26,14 @@ LARGEST = 1000.0  # noise level or timestep that models are made for
 _SCHEDULERS, _PICTURES = re.compile(r"[/\\]schedulers?[/\\]"), re.compile(r"image_process(ing|or)")
 
 
-def as_polymux_error(error: BaseException, where: str, computing: bool, request: Request | None = None) -> PolymuxError:
-    """What a pipeline raised, in the terms of this project. `request`: of diffusion.
+def as_polymux_error(
+    error: BaseException,
+    where: str,
+    computing: bool,
+    request: Request | None = None,
+    unusable: Sequence[tuple[str, str]] = (),
+) -> PolymuxError:
+    """What a pipeline raised, in the terms of this project. `request`: of diffusion; `unusable`: as in `Family`.
 
     Before it computes, a pipeline does little but look at its arguments: that a value or a type is wrong there is the
     request's fault. So is what comes of a schedule that no model is made for.
@@ -28,11 +42,14 @@ def as_polymux_error(error: BaseException, where: str, computing: bool, request:
     if schedule is not None and (isinstance(error, NonFiniteOutputError) or _SCHEDULERS.search(where)):
         name, values = schedule
         what = f"with this schedule {error}; noise has to fall from step to step, and to end above 0"
-        return InvalidRequestError(f"{name}={list(values)[:20]!r}: {what}", param=name)
+        return InvalidRequestError(f"{name}={shown(values)}: {what}", param=name)
     if isinstance(error, PolymuxError):
         return error
     if is_out_of_memory(error):
         return OutOfMemoryError(f"this request does not fit in memory: {error}")
+    for word, meaning in unusable:
+        if word in where:
+            return UnusableOutputError(f"{meaning}: another seed may help")
     if not computing and isinstance(error, (ValueError, TypeError, NotImplementedError, ArithmeticError)):
         field = None if request is None else _field_at_fault(request, where)
         named = f"{field}: " if field is not None else ""

@@ -29,6 +29,7 @@ from polymux.engine.warmup import run_first_that_works
 from polymux.errors import (
     GenerationError,
     InvalidRequestError,
+    UnusableOutputError,
 )
 from polymux.families.generate import Parts, Wish
 from polymux.media.tempo import stretch
@@ -105,7 +106,7 @@ class GenerateEngine(TransformersEngine[SoundJob]):
             return False
         what = f"sentence {index + 1} had not come to its end after {call.steps} steps"
         more = ", and max_new_tokens accepts it as it is" if "max_new_tokens" in self.family.arguments else ""
-        self._fail(job, GenerationError(f"{what}: another seed may{more}"))
+        self._fail(job, UnusableOutputError(f"{what}: another seed may{more}"))
         return True
 
     def _run(self, job: SoundJob, index: int, own: Parts) -> Any:

@@ -22,6 +22,11 @@ from polymux.request import Capabilities
 from polymux.sampling import REFERENCE
 
 
+def not_profiled(config: EngineConfig) -> dict[str, str]:
+    """Why no request can have a profile, by the name of its field."""
+    return {"profile": "a model in several stages tells none"} if config.stages.split_stages else {}
+
+
 @dataclass(frozen=True)
 class GenerateModel:
     """One per engine at a time."""
@@ -111,7 +116,7 @@ def described_by(facts: Capabilities, family: GenerateFamily, parts: Parts, conf
         arguments = tuple(name for name in arguments if name not in (REFERENCE, "ref_text"))
     without = adapter.without(parts)
     arguments = tuple(name for name in arguments if name not in without)
-    refused = dict(without) | {"partial_images": "there are none of sound"}
+    refused = dict(without) | {"partial_images": "there are none of sound"} | not_profiled(config)
     if REFERENCE not in arguments:
         why = f"{family.name} models speak with no voice of a recording: {family.unheard_because}"
         refused[REFERENCE] = deaf or (why if family.speaks else "the model does not speak")

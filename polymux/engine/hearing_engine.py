@@ -52,6 +52,7 @@ class HearingJob(Job):
             finish_reason="stop",
             segments=self.transcript.segments,
             language=self.transcript.language,
+            profile=self.profile(),
         )
 
 

@@ -12,23 +12,25 @@ from polymux.engine.constraint import Grammars
 from polymux.families.chat import ChatAdapter, ChatCall
 from polymux.families.generate import Parts
 from polymux.request import Request, SamplingParams
+from polymux.tools import CallFormat
 
 
 class Holding:
     """Of one engine."""
 
-    def __init__(self, adapter: ChatAdapter) -> None:
-        self._adapter = adapter
+    def __init__(self, adapter: ChatAdapter, format: CallFormat | None) -> None:
+        """`format`: how the model writes calls of tools; None: it takes none."""
+        self._adapter, self._format = adapter, format
         self._grammars: Grammars | None = None
 
     def held(self, parts: Parts, request: Request, params: SamplingParams, call: ChatCall) -> ChatCall:
         """A call with what its answer must fit. Raises InvalidRequestError if no grammar can be made of that."""
-        use = request.tools if request.tools is not None and request.tools.constrains else None
-        if use is None and params.json_schema is None:
+        use, schema = request.tools, params.json_schema
+        if schema is None and (use is None or not use.constrains):
             return call
         if self._grammars is None:
             vocabulary = parts.model.config.get_text_config().vocab_size
-            self._grammars = Grammars(self._adapter.tokenizer(parts), vocabulary)
+            self._grammars = Grammars(self._adapter.tokenizer(parts), vocabulary, self._format or "hermes")
         if use is not None:
-            return replace(call, constraint=self._grammars.calls(use, call.ends))
-        return replace(call, constraint=self._grammars.json(params.json_schema or {}, call.ends))
+            return replace(call, constraint=self._grammars.calls(use, call.ends, schema))
+        return replace(call, constraint=self._grammars.json(schema or {}, call.ends))

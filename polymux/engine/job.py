@@ -58,6 +58,11 @@ def _with_state(state: bytes) -> torch.Generator:
     return generator
 
 
+def wants_profile(request: Request) -> bool:
+    """Whether a request asks where its time goes."""
+    return request.params.profile or (request.sampling is not None and request.sampling.profile)
+
+
 @dataclass(eq=False)
 class Job:
     """One request. Sessions are opened in the order of the outputs and removed when they end."""
@@ -95,11 +100,16 @@ class Job:
         """Whether another session of it may begin."""
         return self.opened < self.count
 
+    @property
+    def profiled(self) -> bool:
+        """Whether the request asks where its time goes."""
+        return wants_profile(self.request)
+
     def close(self, session: Session) -> None:
         """Take over what an ended session has cost. The steps of a preview are none of the output's."""
         for span in session.spans:
             self.seconds[span.phase] = self.seconds.get(span.phase, 0.0) + span.seconds()
-        if self.request.params.profile:
+        if self.profiled:
             self.spans += session.spans
             self.own_seconds += session.own_seconds
         if session.company == Replay.company:
@@ -127,7 +137,7 @@ class Job:
 
     def profile(self) -> Profile | None:
         """If the request asks for one."""
-        if not self.request.params.profile:
+        if not self.profiled:
             return None
         now = self.metrics()
         return profile_of(self.spans, now.total, now.queue, self.own_seconds)

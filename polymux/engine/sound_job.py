@@ -67,6 +67,7 @@ class SoundJob(Job):
             metrics=self.metrics(),
             sample_rate=sample_rate,
             sound_seconds=self.seconds_made,
+            profile=self.profile(),
         )
 
 

@@ -16,7 +16,9 @@ from polymux.ar.sequence import Drawing
 from polymux.engine.constraint import calls_form, json_form, structural_tag
 from polymux.errors import ConfigError, InvalidRequestError
 from polymux.families.chat import ChatCall
+from polymux.families.tool_templates import WRITTEN, WrittenCall
 from polymux.request import Request, SamplingParams
+from polymux.tools import CallFormat
 
 PACKAGE = "vllm"
 # Fields of a request, as they are called here, by what vLLM calls them in its messages.
@@ -82,7 +84,9 @@ class Vllm:
     def prompt(self, call: ChatCall) -> Any:
         return self.tokens(prompt_token_ids=call.arguments["input_ids"][0].tolist())
 
-    def how(self, request: Request, params: SamplingParams, call: ChatCall, drawing: Drawing) -> Any:
+    def how(
+        self, request: Request, params: SamplingParams, call: ChatCall, drawing: Drawing, written: CallFormat
+    ) -> Any:
         """Its parameters for a request. Raises InvalidRequestError for what they cannot be."""
         try:
             made = self.sampling(
@@ -91,7 +95,7 @@ class Vllm:
                 max_tokens=call.steps,
                 detokenize=False,  # tokens become text here, as those of other engines do
                 stop_token_ids=sorted(call.ends),
-                structured_outputs=self._form(request, params),
+                structured_outputs=self._form(request, params, WRITTEN[written]),
                 output_kind=self.delta,
             )
         except self.refusals as error:
@@ -110,10 +114,10 @@ class Vllm:
         named = f"{param}: " if param is not None else ""
         return InvalidRequestError(f"{named}vllm {self.version} refuses the request: {text[:300]}", param=param)
 
-    def _form(self, request: Request, params: SamplingParams) -> Any:
+    def _form(self, request: Request, params: SamplingParams, written: WrittenCall) -> Any:
         """What the answer must fit; None: it is free."""
         if request.tools is not None and request.tools.constrains:
-            form = calls_form(request.tools)
+            form = calls_form(request.tools, written, params.json_schema)
         elif params.json_schema is not None:
             form = json_form(params.json_schema)
         else:

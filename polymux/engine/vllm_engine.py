@@ -211,7 +211,9 @@ class VllmEngine:
         made = answering(known, outline.family, outline.parts, self._config, constrains=True)  # vLLM brings xgrammar
         room = int(self._engine.model_config.max_model_len)
         context = room if made.context is None else min(made.context, room)
-        return replace(made, merges=True, context=context, storage=f"vllm {self._hosted.vllm.version} has the weights")
+        storage = f"vllm {self._hosted.vllm.version} has the weights"
+        refused = made.refused | {"profile": "vllm tells none"}
+        return replace(made, merges=True, context=context, storage=storage, refused=refused)
 
     def _held(self) -> int:
         """Memory of the stage's GPUs that is in use, whoever has it: vLLM's processes are not this one."""
@@ -234,7 +236,7 @@ class VllmEngine:
         try:
             job.call = call = await self._loop.run_in_executor(self._thread, self._ask, job)
             drawing = drawing_of(call, params, self._outline.parts.model.generation_config, job.seed)
-            how = vllm.how(job.request, params, call, drawing)
+            how = vllm.how(job.request, params, call, drawing, self._described.tool_calls or "hermes")
             self._say(Progress(job.request.request_id, "queued", 0, 0))
             job.begun = time.perf_counter()
             async with contextlib.aclosing(self._engine.generate(vllm.prompt(call), how, job.name)) as outputs:

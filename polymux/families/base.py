@@ -70,6 +70,8 @@ class Family:
     streamed_decode: the component `vae` decodes in a loop over latent frames, each from those before it, and the
         pipeline does nothing with what it returns but `video_processor.postprocess_video`: frames may leave meanwhile.
     no_previews: why there can be no pictures of unfinished outputs, although the pipeline has all that it takes.
+    unusable: what it means when the pipeline fails in a line with this word: (word, meaning). Then it is what a model
+        inside it wrote that cannot be gone on with.
     step_caches: what is known of it for caches of denoising steps.
     video_tokens: where the tokens of a video are in its attention, which block-sparse attention must know.
     warmup: arguments of the warm-up generation, where generic ones would not do.
@@ -108,6 +110,7 @@ class Family:
     variations: bool = False
     streamed_decode: bool = False
     no_previews: str | None = None
+    unusable: tuple[tuple[str, str], ...] = ()
     step_caches: StepCaches = NOT_VALIDATED
     video_tokens: VideoTokens | None = None
     warmup: tuple[tuple[str, str | int | float | bool], ...] = ()

@@ -119,6 +119,10 @@ class ChatAdapter(Adapter):
         """Whether this further argument, one of its family's, means something to this checkpoint."""
         return True
 
+    def takes_tools(self, parts: Parts) -> bool:
+        """Whether this checkpoint's template shows tools to the model."""
+        return False
+
     def tool_calls(self, parts: Parts) -> CallFormat | None:
         """How this checkpoint writes calls of tools; None if its template takes none, or in a way that is not known."""
         return None

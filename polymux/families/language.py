@@ -20,7 +20,7 @@ from polymux.families.chat import (
     room_for,
 )
 from polymux.families.generate import Parts
-from polymux.families.tool_templates import call_format, offered
+from polymux.families.tool_templates import call_format, offered, takes_tools
 from polymux.request import Bounds, SamplingParams
 from polymux.tools import CallFormat
 
@@ -39,6 +39,10 @@ class LanguageAdapter(ChatAdapter):
 
     def knows(self, parts: Parts, name: str) -> bool:
         return name in (parts.processor.chat_template or "")
+
+    def takes_tools(self, parts: Parts) -> bool:
+        template = parts.processor.chat_template
+        return isinstance(template, str) and takes_tools(template)
 
     def tool_calls(self, parts: Parts) -> CallFormat | None:
         template = parts.processor.chat_template

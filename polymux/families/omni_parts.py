@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from polymux.errors import GenerationError
+from polymux.errors import UnusableOutputError
 from polymux.families.chat import ChatCall, Hooks, Tensors
 from polymux.families.generate import Parts
 
@@ -67,7 +67,7 @@ def for_thinker(call: ChatCall) -> dict[str, Any]:
 
 
 def watch_words(model: Any, ended: Callable[[], None]) -> None:
-    """Have a session's own model tell when its text is at its end, and raise GenerationError where it would have to
+    """Have a session's own model tell when its text is at its end, and raise UnusableOutputError where it would have to
     speak no word; its own code fails there in ways that tell nothing. So for the others below."""
     write = model.thinker.generate
 
@@ -108,12 +108,14 @@ def refuse_no_frames(talker: Any) -> None:
 
 def _check_words(sequences: Any, prompt: Any) -> None:
     if sequences.shape[1] - prompt.shape[1] < SHORTEST:
-        raise GenerationError("the answer has no words that could be spoken: another seed may, or ask for text alone")
+        raise UnusableOutputError(
+            "the answer has no words that could be spoken: another seed may, or ask for text alone"
+        )
 
 
 def _check_count(codes: int) -> None:
     if not codes:
-        raise GenerationError("the voice had come to its end before it said anything: another seed may say more")
+        raise UnusableOutputError("the voice had come to its end before it said anything: another seed may say more")
 
 
 def _in_one(steps: Sequence[Any]) -> Any:

@@ -5,13 +5,17 @@ how many frames it lasts (transducers), which tell when each was said.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 from polymux.families.generate import Call, Parts
 from polymux.families.hearing import Heard, HearingAdapter, HearingFamily, Transcript, check_length
 from polymux.request import Segment
 
+Read = Callable[[list[int]], str]
+_MARKS = ("?", "'", "¡", "¿", "-", ":", ",", "%", "/", ".", "!")
+_LONGEST_CHARACTER = 4  # bytes, each of which may be a token
 _ENDS = re.compile(r"[.?!。？！]\s*$")  # of a sentence
 
 
@@ -31,26 +35,62 @@ class ParakeetAdapter(HearingAdapter):
 
     def transcribe(self, parts: Parts, call: Call) -> Transcript:
         made, processor = parts.model.generate(**call.arguments, return_dict_in_generate=True), parts.processor
-        ids = made.sequences
+        (text,) = processor.batch_decode(made.sequences, skip_special_tokens=True)
+        (ids,), tokenizer = made.sequences.tolist(), processor.tokenizer
         if not self.timestamps(parts):
-            (text,) = processor.batch_decode(ids, skip_special_tokens=True)
-            chosen = [token for token, _ in groupby(ids[0].tolist()) if token != processor.tokenizer.pad_token_id]
+            chosen = [token for token, _ in groupby(ids) if token != tokenizer.pad_token_id]
             return Transcript(text=text.strip(), segments=[], language=None, tokens=len(chosen))
-        (text,), (tokens,) = processor.decode(ids, durations=made.durations, skip_special_tokens=True)
-        return Transcript(text=text.strip(), segments=_sentences(tokens), language=None, tokens=len(tokens))
+        config, features = parts.model.config, processor.feature_extractor
+        frame = features.hop_length / features.sampling_rate * config.encoder_config.subsampling_factor
+
+        def read(tokens: list[int]) -> str:
+            return str(processor.decode(tokens, skip_special_tokens=True))
+
+        lasts = config.model_type == "parakeet_tdt"  # elsewhere a duration says only whether the next frame is next
+        unsaid = {config.blank_token_id, *tokenizer.all_special_ids}
+        said: list[Said] = []
+        at = 0
+        for token, duration in zip(ids, made.durations[0].tolist(), strict=True):
+            if token not in unsaid:
+                end = at + (duration if lasts else 1)
+                said.append(Said(token, at * frame, end * frame))
+            at += duration
+        segments = sentences(_punctuated(said, read) if lasts else said, read)
+        return Transcript(text=text.strip(), segments=segments, language=None, tokens=len(said))
 
 
-def _sentences(tokens: list[dict[str, Any]]) -> list[Segment]:
-    """Tokens with their times, put together up to where a sentence ends."""
+@dataclass(frozen=True)
+class Said:
+    """A token, and when it was said, in seconds."""
+
+    token: int
+    start: float
+    end: float
+
+
+def _punctuated(said: list[Said], read: Read) -> list[Said]:
+    """Nobody says a punctuation mark: it has the end of what stands before it."""
+    made: list[Said] = []
+    for one in said:
+        marks = made and read([one.token]) in _MARKS
+        made.append(replace(one, start=made[-1].end, end=made[-1].end) if marks else one)
+    return made
+
+
+def sentences(said: list[Said], read: Read) -> list[Segment]:
+    """Tokens put together up to where a sentence ends.
+
+    A sentence is read with the one before it, so that a space between them is seen; never token by token, since some
+    tokens are bytes that make no character."""
     made: list[Segment] = []
-    begun: list[dict[str, Any]] = []
-    for token in tokens:
-        begun.append(token)
-        if _ENDS.search(token["token"]) or token is tokens[-1]:
-            text = "".join(one["token"] for one in begun)
-            start, end = (round(float(time), 3) for time in (begun[0]["start"], begun[-1]["end"]))
+    tokens, before, begin = [one.token for one in said], 0, 0
+    for i, one in enumerate(said):
+        if i == len(said) - 1 or _ENDS.search(read(tokens[max(begin, i + 1 - _LONGEST_CHARACTER) : i + 1])):
+            known = read(tokens[before:begin]) if begin else ""
+            text = read(tokens[before : i + 1])[len(known) :]
+            start, end = round(said[begin].start, 3), round(one.end, 3)
             made.append(Segment(start=start, end=max(start, end), text=text, tokens=[]))
-            begun = []
+            before, begin = begin, i + 1
     return made
 
 

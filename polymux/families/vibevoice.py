@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polymux.errors import GenerationError
+from polymux.errors import UnusableOutputError
 from polymux.families.generate import (
     SPEECH,
     Adapter,
@@ -50,9 +50,9 @@ class VibeVoiceAdapter(Adapter):
     def run(self, parts: Parts, call: Call) -> Any:
         made = parts.model.generate(**call.arguments, return_dict_in_generate=True)
         if call.ends and int(made.sequences[0, -1]) != parts.model.config.eos_token_id:
-            raise GenerationError(f"a sentence had not come to its end after {call.steps} steps: another seed may")
+            raise UnusableOutputError(f"a sentence had not come to its end after {call.steps} steps: another seed may")
         if made.audio[0] is None:
-            raise GenerationError("the model ended before it had made a sound: another seed may not")
+            raise UnusableOutputError("the model ended before it had made a sound: another seed may not")
         return made.audio[0].reshape(-1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polymux.errors import GenerationError, InvalidRequestError
+from polymux.errors import InvalidRequestError, UnusableOutputError
 from polymux.families.generate import Call, Parts
 from polymux.families.hearing import Heard, HearingAdapter, HearingFamily, Transcript
 from polymux.request import SamplingParams, Segment
@@ -109,7 +109,7 @@ class _Progress:
         self._times = self._times + 1 if seek == self._seek else 0
         self._seek = seek
         if self._times >= _STUCK:
-            raise GenerationError("the model does not come to an end of what is said")
+            raise UnusableOutputError("the model does not come to an end of what is said")
 
 
 def _segment(parts: Parts, found: Any, seconds: float) -> Segment:

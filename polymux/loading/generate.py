@@ -23,8 +23,8 @@ from polymux.config import EngineConfig
 from polymux.errors import CheckpointError, ConfigError
 from polymux.families.chat import ChatFamily
 from polymux.families.generate import GenerateFamily, Parts
+from polymux.families.settings import check_settings
 from polymux.importing import many_imports
-from polymux.knobs import check_unchanged
 from polymux.loading.component import Part, load_model, load_plain
 from polymux.loading.dtypes import auto_dtype
 from polymux.loading.index import read_json
@@ -38,15 +38,6 @@ from polymux.models import own_class
 
 logger = logging.getLogger(__name__)
 
-# Settings that act on pipelines of diffusers only: (group, setting). What is not its default is refused.
-_OF_PIPELINES = (
-    "load_format",
-    "num_weight_load_threads",
-    "enable_multithread_weight_load",
-    "model_class_name",
-    "diffusers_call_kwargs",
-    "frame_interpolation_model_path",
-)
 _MOST_VOICES = 1000
 _PROCESSOR = "processor_config.json"
 
@@ -98,33 +89,6 @@ def _whole_or_part(
 def part_of(config: EngineConfig, family: GenerateFamily) -> str | None:
     """The child of the model that this stage has; None: it has the model, or what is beside it."""
     return family.graph.stages[config.stage].part if config.stages.split_stages and family.graph is not None else None
-
-
-def check_settings(config: EngineConfig, family: GenerateFamily) -> None:
-    """Raises ConfigError for settings that cannot act on a model of this family."""
-    why = f"acts only on pipelines of diffusers, and {family.name} is a model of transformers"
-    for group in (
-        config.memory,
-        config.adapters,
-        config.attention,
-        config.compilation,
-        config.quantization,
-        config.caches,
-        config.parallel,
-    ):
-        check_unchanged(group, why)
-    check_unchanged(config.model, why, _OF_PIPELINES)
-    check_unchanged(config.scheduler, why, ("max_batched_tokens",))
-    if not (family.merge or (isinstance(family, ChatFamily) and family.decoders_merged)):
-        why = f"acts only on models that answer, and on a few that speak; on {family.name} it does not"
-        check_unchanged(config.scheduler, why, ("merge_decoding",))
-    if not (family.framed or (isinstance(family, ChatFamily) and family.paged)):
-        why = f"acts only on language models and a few that speak, and {family.name} is none of them"
-        check_unchanged(config.decoding, why)
-    if config.speech.vocoder is not None and family.beside is None:
-        raise ConfigError(f"vocoder: a {family.name} model has its own", param="vocoder")
-    if config.speech.voice_path is not None and not family.voice_files:
-        raise ConfigError(f"voice_path: the voices of {family.name} are its own", param="voice_path")
 
 
 def class_named(name: str) -> type:

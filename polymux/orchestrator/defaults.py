@@ -13,6 +13,7 @@ from polymux.config import LimitsConfig
 from polymux.errors import ConfigError, InvalidRequestError
 from polymux.request import Capabilities, OmniDiffusionSamplingParams, Request, SamplingParams
 from polymux.sampling import sampling_of
+from polymux.spelling import shown
 from polymux.validation import validate
 
 _ENGINE = ("seed", "extra_args", "output_type", "num_outputs_per_prompt", "lora")  # not arguments of the model's call
@@ -41,7 +42,7 @@ def check_defaults(defaults: Mapping[str, Any], capabilities: Capabilities | Non
     for name, value in defaults.items():
         taken = name in kind.__dataclass_fields__ and (name in _ENGINE or name in capabilities.arguments)
         if not taken:
-            what = f"default_sampling_params.{name}={value!r}: {capabilities.pipeline} does not take it"
+            what = f"default_sampling_params.{name}={shown(value)}: {capabilities.pipeline} does not take it"
             raise ConfigError(what, param="deploy_config")
     probe = with_defaults(Request(request_id="defaults", prompt="a"), defaults, capabilities)
     try:

@@ -19,6 +19,7 @@ from polymux.config import EngineConfig
 from polymux.errors import ConfigError
 from polymux.knobs import field_type, groups_of, knobs_of
 from polymux.request import OmniDiffusionSamplingParams, SamplingParams
+from polymux.spelling import shown
 from polymux.stage_config import StageConfig, device_names
 
 GROUPS = groups_of(EngineConfig)
@@ -167,7 +168,7 @@ def refused(where: str, why: str) -> ConfigError:
 
 
 def _refuse(where: str, value: Any, why: str) -> ConfigError:
-    return refused(f"{where}={value!r}", why)
+    return refused(f"{where}={shown(value)}", why)
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -179,13 +180,21 @@ def _read(path: str) -> dict[str, Any]:
         data = yaml.load(text, _Loader)  # a SafeLoader
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         # Its constructors let pass what Python says of a day that there is not, or of `!!bool maybe`.
-        what = " ".join(str(error).split())
+        what = " ".join(_told(error).split())
         raise ConfigError(f"deploy_config={path!r} is not valid YAML: {what}", param="deploy_config") from None
     if data is None:
         return {}
     if not isinstance(data, dict):
         raise _refuse("deploy_config", path, "must hold keys and values, such as stages")
     return data
+
+
+def _told(error: Exception) -> str:
+    """What is wrong, and where."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
+        return str(error)
+    mark = error.problem_mark or error.context_mark
+    return error.problem if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # of a library without types
@@ -201,6 +210,17 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # of a library without ty
                     None, None, f"{key!r} stands twice", node.value[i][0].start_mark
                 )
         return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put in what merge keys bring."""
+        for key, value in node.value:
+            brought = value.value if isinstance(value, yaml.SequenceNode) else [value]
+            if key.tag == _MERGE and not all(isinstance(one, yaml.MappingNode) for one in brought):
+                what = (
+                    "<< brings in keys and values that stand elsewhere: it must be an alias (*name), or a list of such"
+                )
+                raise yaml.constructor.ConstructorError(None, None, what, value.start_mark)
+        super().flatten_mapping(node)
 
 
 _MERGE = "tag:yaml.org,2002:merge"

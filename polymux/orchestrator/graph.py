@@ -6,12 +6,16 @@ Opens a connection only if the model is on the hub and stages are asked for. Imp
 from __future__ import annotations
 
 import json
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from polymux.config import EngineConfig, ModelConfig, hub_offline
 from polymux.errors import CheckpointError, ConfigError
 from polymux.families import generate_family_of
 from polymux.families.graph import Graph, StageDeclaration
+from polymux.families.settings import check_pipeline, check_settings
+from polymux.loading.index import CLASSIC_INDEX, MODULAR_INDEX
 
 DEMO = "demo"  # the embedded model
 WHOLE = Graph(stages=(StageDeclaration(name="model", does="write"),), edges=())  # all of it in one process
@@ -46,16 +50,35 @@ def check_model(config: ModelConfig) -> None:
         raise CheckpointError(what) from None
 
 
+def check_acts(config: EngineConfig) -> None:
+    """Raises ConfigError for a setting that cannot act on the model, where it is known without a connection what that
+    is. Whoever loads it looks again."""
+    demo = config.model.model == DEMO
+    folder = Path(str(resources.files("polymux") / "demo_model") if demo else config.model.model).expanduser()
+    if (folder / CLASSIC_INDEX).is_file():
+        check_pipeline(config, config.model.model_class_name or str(_read(folder / CLASSIC_INDEX).get("_class_name")))
+    elif (folder / MODULAR_INDEX).is_file():
+        check_settings(config, None)
+    elif folder.is_dir() and (family := generate_family_of(_class_of(config.model))) is not None:
+        check_settings(config, family)
+
+
 def _class_of(config: ModelConfig) -> str:
     """The class of transformers that a checkpoint is of; "": of none."""
     if config.model == DEMO:
         return ""
     folder = Path(config.model).expanduser()
-    file = folder / "config.json" if folder.is_dir() else _fetched(config)
+    named = _read(folder / "config.json" if folder.is_dir() else _fetched(config)).get("architectures")
+    return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """An object of JSON; empty, if the file holds none."""
     try:
-        return str(json.loads(file.read_text(encoding="utf-8"))["architectures"][0])
-    except (OSError, ValueError, LookupError, TypeError):
-        return ""
+        made = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return made if isinstance(made, dict) else {}
 
 
 def _fetched(config: ModelConfig) -> Path:

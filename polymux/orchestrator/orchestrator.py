@@ -30,6 +30,7 @@ from polymux.orchestrator.router import Router
 from polymux.orchestrator.stage_client import ProcessStage
 from polymux.orchestrator.tickets import Ticket, Tickets
 from polymux.request import Capabilities, Event, Finished, News, OutputChunk, Request, SoundPiece
+from polymux.spelling import shown
 
 Status = Literal["loading", "ready", "asleep", "draining", "dead"]
 
@@ -163,7 +164,7 @@ class Orchestrator:
         ConfigError if this model cannot.
         """
         if level not in (1, 2):
-            what = f"level={level!r}: allowed are 1 (weights to the host) and 2 (weights dropped)"
+            what = f"level={shown(level)}: allowed are 1 (weights to the host) and 2 (weights dropped)"
             raise InvalidRequestError(what, param="level")
         return await self._uninterrupted(self._sleep(level))
 

@@ -13,7 +13,7 @@ from polymux.errors import ConfigError
 from polymux.families.graph import Graph
 from polymux.knobs import conflict, flag_of
 from polymux.orchestrator.deploy import GROUPS, OWNERS, Deploy, StageDeploy, deploy_of, refused
-from polymux.orchestrator.graph import graph_of
+from polymux.orchestrator.graph import check_acts, graph_of
 from polymux.stage_config import ReplicaConfig, StageConfig
 
 OF_WRITERS = ("max_num_seqs", "voice_path")  # one that decodes takes chunk after chunk, of whatever request
@@ -47,8 +47,9 @@ def plan_of(config: EngineConfig) -> tuple[StagePlan, ...]:
             raise refused(where, what)
     numbers = range(len(graph.stages))
     stages = tuple(_stage(general, graph, number, deploy.stages.get(number)) for number in numbers)
-    for stage in stages:
+    for number, stage in enumerate(stages):
         _check_ranks(stage.config)
+        _check_acts(stage.config, deploy.stages.get(number))
     return stages
 
 
@@ -89,7 +90,7 @@ def _stage(general: EngineConfig, graph: Graph, number: int, said: StageDeploy |
     for knob in OF_WRITERS:
         if knob in said.knobs and not writes:
             raise refused(f"{said.where[knob]}={said.knobs[knob]!r}", "does not act on a stage that decodes")
-    config = _changed(_replicated(config, said), said)
+    config = _replicated(_changed(config, said), said)
     return StagePlan(name, config, writes, said.default_sampling_params)
 
 
@@ -108,12 +109,14 @@ def _replicated(config: EngineConfig, said: StageDeploy) -> EngineConfig:
     given: dict[str, Any] = {"data_parallel_size": count, "devices": devices}
     if policy is not None:
         given["data_parallel_policy"] = policy
+    device = "auto" if said.devices else config.device.device
+    if config.workers.ray and len(set(devices)) == 1:  # Ray chooses: it is told the kind alone
+        (device,), given["devices"] = {*devices}, ()
     try:
         made = ReplicaConfig(**given)
+        return replace(config, replicas=made, device=replace(config.device, device=device))
     except ConfigError as error:
         raise refused(where, error.message) from None
-    device = replace(config.device, device="auto") if said.devices else config.device
-    return replace(config, replicas=made, device=device)
 
 
 def _by_group(knobs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -139,6 +142,16 @@ def _changed(config: EngineConfig, said: StageDeploy) -> EngineConfig:
             blamed.insert(0, error.param)
         knob = next(iter((*blamed, *said.knobs)))
         raise refused(said.where[knob], error.message) from None
+
+
+def _check_acts(config: EngineConfig, said: StageDeploy | None) -> None:
+    """Raise ConfigError for a setting that cannot act on the model, with its place if it stands in the file."""
+    try:
+        check_acts(config)
+    except ConfigError as error:
+        if said is not None and error.param is not None and error.param in said.knobs:
+            raise refused(said.where[error.param], error.message) from None
+        raise
 
 
 def _check_ranks(config: EngineConfig) -> None:

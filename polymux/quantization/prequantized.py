@@ -59,7 +59,7 @@ def check_quantized(name: str, config: Any, of_diffusers: bool, device: torch.de
     if method != "bitsandbytes" and of_diffusers and layer_reader(config, device) is not None:
         return
     if method in PACKAGES and not _is_installed(PACKAGES[method][1]):
-        raise missing_package(f"by {method}, as the checkpoint has {name},", PACKAGES[method][0])
+        raise missing_package(f"by {method}, as the checkpoint has {name},", PACKAGES[method][0], "model")
     if method == "bitsandbytes" and config.get("load_in_8bit") and of_diffusers and device.type != "cuda":
         why = f"its int8 layers need a GPU, and the device is {device.type}"
         raise ConfigError(f"quantization by bitsandbytes, as the checkpoint has {name}: {why}", param="device")

@@ -95,7 +95,6 @@ _OF_DIFFUSION = (
     "timesteps",
     "max_sequence_length",
     "lora",
-    "profile",
 )
 
 
@@ -115,6 +114,7 @@ def _params(state: ServerState, body: AudioGenerationRequest, can: Capabilities)
             temperature=body.temperature,
             top_k=body.top_k,
             top_p=body.top_p,
+            profile=bool(body.profile),
             extra_args=body.extra_args or {},
         )
     return OmniDiffusionSamplingParams(

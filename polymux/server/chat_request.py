@@ -17,6 +17,7 @@ from polymux.request import Capabilities
 from polymux.server.chat_fields import ImagePart, SystemMessage, TextPart
 from polymux.server.chat_protocol import AssistantMessage, ChatRequest, UserMessage
 from polymux.server.image_inputs import picture_argument
+from polymux.spelling import shown
 
 SYSTEM_ARGUMENT = "system_prompt"  # what pipelines call it that take one
 FIELD = "messages"
@@ -74,7 +75,7 @@ def check_modalities(modalities: Sequence[str] | None, makes: str) -> None:
             raise InvalidRequestError(f"modalities={modality[:80]!r}: the model makes {makes}", param="modalities")
     if makes not in modalities:
         why = f"must hold {makes!r}, which is what the model makes"
-        raise InvalidRequestError(f"modalities={list(modalities)!r}: {why}", param="modalities")
+        raise InvalidRequestError(f"modalities={shown(modalities)}: {why}", param="modalities")
 
 
 def _system(body: ChatRequest, capabilities: Capabilities) -> str | None:

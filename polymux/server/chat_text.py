@@ -26,7 +26,7 @@ from polymux.server.image_request import refusals_counted
 from polymux.server.session import session_of
 from polymux.server.sse import stream
 from polymux.server.state import ServerState
-from polymux.tool_reader import CallReader
+from polymux.tool_reader import reader_of
 
 
 async def answer_with_text(state: ServerState, request: Request) -> Response:
@@ -41,7 +41,7 @@ async def answer_with_text(state: ServerState, request: Request) -> Response:
     spoken = None
     if body.modalities is not None and "audio" in body.modalities:
         spoken = "wav" if body.audio is None else body.audio.format
-    reader = CallReader() if "tools" in prompt else None
+    reader = reader_of(capabilities.tool_calls, prompt["tools"].tools) if "tools" in prompt else None
     answer = TextChatAnswer(state.model_names[0], spoken, state.transcripts, reader)
     streaming, options = body.stream, body.stream_options
     del body  # it may hold large media

@@ -36,6 +36,7 @@ from polymux.server.chat_text_protocol import (
     TextUsage,
 )
 from polymux.server.chat_text_request import TextWords
+from polymux.server.profile_answer import RequestProfile
 from polymux.server.tool_protocol import Call, CallDelta, CalledFunction, Reason
 from polymux.server.transcripts import Transcripts
 from polymux.tool_reader import CallReader
@@ -78,7 +79,10 @@ class TextChatAnswer:
             usage=usage_of(output),
             seed=output.seeds[0],
         )
-        return await asyncio.to_thread(lambda: answer.model_dump_json().encode())
+        if output.profile is not None:
+            answer.profile = RequestProfile.of(output.profile)
+        unasked = {"profile"} if output.profile is None else None
+        return await asyncio.to_thread(lambda: answer.model_dump_json(exclude=unasked).encode())
 
     async def chunks(
         self, events: AsyncGenerator[Streamed], words: TextWords, include_usage: bool

@@ -22,6 +22,7 @@ from polymux.server.chat_fields import (
     by_role,
     tag,
 )
+from polymux.server.profile_answer import RequestProfile
 from polymux.server.protocol import Body
 from polymux.server.speech_protocol import Voice
 from polymux.server.tool_protocol import Call, CallDelta, OfferedTool, Reason, ResponseFormat, ResultMessage, ToolChoice
@@ -136,6 +137,7 @@ class TextChatRequest(ChatFields):
     tools: tuple[OfferedTool, ...] | None = Field(None, description="functions that the answer may call")
     tool_choice: ToolChoice | None = Field(None, description="left out: auto, the model decides")
     extra_args: dict[str, Any] | None = Field(None, description="further arguments of the model's own")
+    profile: bool | None = Field(None, description="tell in the answer where the time went; not with stream")
     reasoning_effort: None = None
 
 
@@ -181,6 +183,7 @@ class TextCompletion(BaseModel):
     choices: list[TextChoice]
     usage: TextUsage
     seed: int | None = Field(description="gives this answer again")
+    profile: RequestProfile | None = Field(default=None, description="if it was asked for")
 
 
 class SpokenDelta(Given):

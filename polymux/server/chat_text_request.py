@@ -50,6 +50,8 @@ def check_body(body: TextChatRequest, capabilities: Capabilities) -> None:
     speaks = body.modalities is not None and "audio" in body.modalities
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options: only with stream = true", param="stream_options")
+    if body.profile and body.stream:
+        raise InvalidRequestError("profile=true: a stream has none; leave stream out", param="profile")
     if body.audio is not None and not speaks:
         raise InvalidRequestError('audio: acts only with modalities = ["text", "audio"]', param="audio")
     if not body.tools and body.tool_choice not in (None, "none", "auto"):
@@ -82,6 +84,7 @@ def params_of(body: TextChatRequest) -> SamplingParams:
         presence_penalty=body.presence_penalty,
         stop=body.stop,
         json_schema=_schema(body),
+        profile=bool(body.profile),
         extra_args=body.extra_args or {},
     )
 

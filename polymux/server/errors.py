@@ -7,7 +7,6 @@ plain 500; what it was is for the log.
 from __future__ import annotations
 
 import re
-import reprlib
 from typing import Any
 
 from fastapi import FastAPI, Request, WebSocket
@@ -27,9 +26,12 @@ from polymux.errors import (
     RequestAbortedError,
 )
 from polymux.server.protocol import UNION_TAG, ErrorDetail, ErrorResponse
+from polymux.spelling import shown
 
 _PATH = re.compile(r"""(?<=['"])~?/[^'"]*|(?<![\w.])~?/[^\s'",;:()]+""")
 _FIELDS = {"height": "size", "width": "size", "num_outputs_per_prompt": "n"}  # the engine's names -> OpenAI's
+_CONSTANTS = {"None": "null", "True": "true", "False": "false"}  # Python's names -> JSON's
+_CONSTANT = re.compile(rf"(?<![\w'])(?:{'|'.join(_CONSTANTS)})(?![\w'])")
 _HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 
 
@@ -108,17 +110,21 @@ def _message(fault: ErrorDetails, param: str | None, model: type[BaseModel]) -> 
             return f"{param} is missing"
         case "extra_forbidden":
             known = f"; known are {', '.join(model.model_fields)}" if len(fault["loc"]) == 1 else ""
-            return f"unknown field {reprlib.repr(param)}{known}"
+            return f"unknown field {shown(param)}{known}"
+        case "literal_error":
+            reason = _CONSTANT.sub(lambda found: _CONSTANTS[found[0]], reason)
+        case "int_parsing_size":
+            reason = "an integer of fewer digits"
         case _ if param is None:
             return f"the body must be {reason}"
         case "too_long" | "too_short" | "string_too_long" | "string_too_short" as kind:
-            return f"{param}={reprlib.repr(fault['input'])}: must {_length(kind, fault['ctx'])}"
+            return f"{param}={shown(fault['input'])}: must {_length(kind, fault['ctx'])}"
         case "size" | "reference" | "value":
-            return f"{param}={reprlib.repr(fault['input'])}: {reason}"
+            return f"{param}={shown(fault['input'])}: {reason}"
         case "string_too_long" | "string_too_short" | "too_long" | "too_short":
             reason = re.sub(r"^\w+ should (have at \w+ \d+ \w+).*", r"\1", reason)
-            return f"{param}={reprlib.repr(fault['input'])}: must {reason}"
-    return f"{param}={reprlib.repr(fault['input'])}: must be {reason}"
+            return f"{param}={shown(fault['input'])}: must {reason}"
+    return f"{param}={shown(fault['input'])}: must be {reason}"
 
 
 def _length(kind: str, limits: dict[str, Any]) -> str:

@@ -7,6 +7,8 @@ the model can speak like that is the model's word; here it is said in the words 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -98,3 +100,23 @@ async def speech_params(state: ServerState, body: SpeechFields, can: Capabilitie
         guidance_scale=body.guidance_scale,
         extra_args=body.extra_args or {},
     )
+
+
+def uploaded(body: SpeechFields, params: SamplingParams) -> str | None:
+    """The uploaded voice that a body names; None: it names none. `params`: what `speech_params` has made of it."""
+    return body.voice if params.voice is None else None
+
+
+@contextlib.contextmanager
+def in_our_words(voice: str | None) -> Iterator[None]:
+    """What is wrong with a prompt is wrong with `input` here; and what is wrong with a recording or a vector that an
+    uploaded voice stands for, with `voice`."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.param == "prompt":
+            raise type(error)(error.message.replace("prompt", "input", 1), param="input") from None
+        if voice is None or error.param not in (REFERENCE, "speaker_embedding"):
+            raise
+        message = f"voice={voice!r}: {error.message.removeprefix(f'{error.param}: ')}"
+        raise type(error)(message, param="voice") from None

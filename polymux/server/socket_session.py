@@ -27,6 +27,7 @@ from polymux.server.errors import error_body, from_validation
 from polymux.server.json_guard import check_json
 from polymux.server.protocol import Body, ErrorDetail
 from polymux.server_config import HttpConfig
+from polymux.spelling import shown
 
 OVER, POLICY, FAILED = 1000, 1008, 1011  # why a WebSocket is closed
 FRAME = 256 * 1024  # bytes of one binary message: some clients take no more than a megabyte
@@ -153,8 +154,7 @@ class SocketSession:
         self.named = name[:_MOST_NAMED].encode(errors="replace").decode() if isinstance(name, str) else None
         model = self.messages.get(kind) if isinstance(kind, str) else None
         if model is None or not isinstance(kind, str):
-            shown = kind[:80] if isinstance(kind, str) else kind if isinstance(kind, (int, type(None))) else "..."
-            raise InvalidRequestError(f"type={shown!r}: allowed are {', '.join(self.messages)}", param="type")
+            raise InvalidRequestError(f"type={shown(kind)}: allowed are {', '.join(self.messages)}", param="type")
         most = self.longest.get(kind)
         if most is not None and len(data) > most:
             raise PayloadTooLargeError(f"{kind}: {len(data)} bytes: allowed are {most}", param="type")

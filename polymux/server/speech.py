@@ -10,7 +10,7 @@ import asyncio
 import base64
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from fastapi import APIRouter, Request
@@ -29,7 +29,7 @@ from polymux.server.deadline import within
 from polymux.server.errors import responses
 from polymux.server.generation import generate, while_connected
 from polymux.server.image_request import refusals_counted
-from polymux.server.recording import speech_params
+from polymux.server.recording import in_our_words, speech_params, uploaded
 from polymux.server.seed import seed_of
 from polymux.server.session import session_of
 from polymux.server.speech_protocol import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
@@ -60,9 +60,12 @@ def routes(state: ServerState) -> APIRouter:
             can = await reading_model(state)
             how = _streaming(body)
             params = await within(request, speech_params(state, body, can))
+            if body.profile and how is not None:
+                raise InvalidRequestError("profile=true: a stream has none; leave stream out", param="profile")
+            params = replace(params, profile=bool(body.profile))
         if how is not None:  # the headers, which tell it, go out before the model's process has told one
             params = replace(params, seed=seed_of(params.seed, can))
-        with in_our_words():
+        with in_our_words(uploaded(body, params)):
             return await _speech(state, request, body, params, how)
 
     return router
@@ -79,7 +82,7 @@ async def _speech(
     source = state.omni.stream(body.input, params, request_id=engine_id, **session_of(request))
     pieces = pieces_of(while_connected(request, source), format)
     if how == "sse":
-        return await stream(_events(pieces, format))
+        return await stream(_events(pieces, format, uploaded(body, params)))
     first, _ = await anext(pieces)
     headers = {"x-seed": str(params.seed)}
     can = state.omni.capabilities
@@ -121,8 +124,10 @@ async def _bytes(pieces: AsyncGenerator[Piece]) -> AsyncGenerator[bytes]:
                 yield new
 
 
-async def _events(pieces: AsyncGenerator[Piece], format: AudioFormat) -> AsyncGenerator[StreamEvent | None]:
-    with in_our_words():
+async def _events(
+    pieces: AsyncGenerator[Piece], format: AudioFormat, voice: str | None
+) -> AsyncGenerator[StreamEvent | None]:
+    with in_our_words(voice):
         async with contextlib.aclosing(pieces):
             async for new, output in pieces:
                 if new:
@@ -134,18 +139,6 @@ async def _events(pieces: AsyncGenerator[Piece], format: AudioFormat) -> AsyncGe
 def usage_of(output: OmniRequestOutput) -> SpeechUsage:
     read, steps = output.metrics.text_tokens, output.metrics.steps
     return SpeechUsage(input_tokens=read, output_tokens=steps, total_tokens=read + steps)
-
-
-@contextlib.contextmanager
-def in_our_words() -> Iterator[None]:
-    """What is wrong with a prompt is wrong with `input` here."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        if error.param != "prompt":
-            raise
-        message = error.message.replace("prompt", "input", 1)
-        raise type(error)(message, param="input") from None
 
 
 async def reading_model(state: ServerState) -> Capabilities:

@@ -24,10 +24,10 @@ from polymux.server.errors import error_body, from_validation, responses
 from polymux.server.generation import connected
 from polymux.server.image_request import refusals_counted
 from polymux.server.protocol import ErrorDetail
-from polymux.server.recording import speech_params
+from polymux.server.recording import in_our_words, speech_params, uploaded
 from polymux.server.schemas import schema_of
 from polymux.server.session import Session, session_of
-from polymux.server.speech import in_our_words, reading_model, usage_of
+from polymux.server.speech import reading_model, usage_of
 from polymux.server.speech_protocol import SpeechFields, SpeechUsage
 from polymux.server.state import ServerState
 
@@ -134,7 +134,7 @@ async def _one(
             state.check_model(item.model)
             params = await speech_params(state, item, can)
         format = item.response_format or _DEFAULT
-        with in_our_words():
+        with in_our_words(uploaded(item, params)):
             source = state.omni.generate(item.input, params, request_id=engine_id, **session)
             async with contextlib.aclosing(source) as events:
                 async for event in events:

@@ -71,6 +71,7 @@ class SpeechRequest(SpeechFields):
         None, description="answer while the model speaks: with the file's bytes, or with server-sent events"
     )
     stream: bool | None = Field(None, description="true: as stream_format says, audio if it is not given")
+    profile: bool | None = Field(None, description="tell in the header x-profile where the time went; not with stream")
 
 
 class SpeechUsage(BaseModel):

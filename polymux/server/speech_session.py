@@ -22,11 +22,11 @@ from polymux.request import Capabilities, SamplingParams
 from polymux.server.errors import error_body
 from polymux.server.log import note
 from polymux.server.protocol import Body
-from polymux.server.recording import speech_params
+from polymux.server.recording import in_our_words, speech_params, uploaded
 from polymux.server.seed import seed_of
 from polymux.server.session import session_of
 from polymux.server.socket_session import SessionOver, SocketSession
-from polymux.server.speech import in_our_words, pieces_of, reading_model
+from polymux.server.speech import pieces_of, reading_model
 from polymux.server.speech_session_protocol import (
     MESSAGES,
     AudioDone,
@@ -50,6 +50,7 @@ class _Settings:
     """How this session speaks."""
 
     params: SamplingParams
+    uploaded: str | None
     seed: int
     format: AudioFormat
     can: Capabilities
@@ -133,7 +134,8 @@ class SpeechSession(SocketSession):
         can = await reading_model(self._state)
         params = await speech_params(self._state, message, can)
         seed = seed_of(params.seed, can)
-        self._settings = _Settings(replace(params, seed=seed), seed, message.response_format or _FORMAT, can)
+        voice, format = uploaded(message, params), message.response_format or _FORMAT
+        self._settings = _Settings(replace(params, seed=seed), voice, seed, format, can)
 
     def _configured(self) -> _Settings:
         if self._settings is None:
@@ -188,7 +190,7 @@ class SpeechSession(SocketSession):
         text, params = speakers.of(said, settings.params)
         engine_id = f"{self.socket.state.request_id}-{uuid.uuid4().hex[:8]}"
         try:
-            with in_our_words():
+            with in_our_words(settings.uploaded):
                 session = session_of(self.socket)
                 source = self._state.omni.stream(text, params, request_id=engine_id, **session)
                 async with contextlib.aclosing(pieces_of(source, settings.format)) as pieces:

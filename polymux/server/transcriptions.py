@@ -27,6 +27,7 @@ from polymux.server.errors import responses
 from polymux.server.forms import MEDIA_TYPE, parse_form
 from polymux.server.generation import generate
 from polymux.server.image_request import refusals_counted
+from polymux.server.profile_answer import profile_header
 from polymux.server.protocol import Body
 from polymux.server.recording import Recording
 from polymux.server.schemas import schema_of
@@ -50,6 +51,7 @@ class TranscriptionRequest(Body):
     )
     stream: Literal[False] | None = Field(None, description="a transcript comes when it is complete")
     seed: int | None = Field(None, description="left out: drawn, if tokens are")
+    profile: bool | None = Field(None, description="tell in the header x-profile where the time went")
     user: str | None = Field(None, max_length=256, description="appears in the server's log line")
 
 
@@ -109,7 +111,9 @@ def routes(state: ServerState) -> APIRouter:
             state.note(request, body.model, body.user)
             can = await _listening_model(state, body)
             heard = await within(request, _heard(state, files[_FILE], can))
-        params = SamplingParams(language=body.language, temperature=body.temperature, seed=body.seed)
+        params = SamplingParams(
+            language=body.language, temperature=body.temperature, seed=body.seed, profile=bool(body.profile)
+        )
         prompt: OmniPrompt = {"prompt": body.prompt or "", "multi_modal_data": {HEARD: heard}}
         try:
             output = await generate(state.omni, request, prompt, params)
@@ -117,7 +121,9 @@ def routes(state: ServerState) -> APIRouter:
             if error.param != HEARD:
                 raise
             raise type(error)(error.message.replace(HEARD, _FILE, 1), param=_FILE) from None
-        return _answer(output, body.response_format or "json", heard[0].shape[1] / heard[1])
+        answer = _answer(output, body.response_format or "json", heard[0].shape[1] / heard[1])
+        answer.headers.update(profile_header(output.profile))
+        return answer
 
     return router
 

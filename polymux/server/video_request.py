@@ -23,6 +23,7 @@ from polymux.server.seed import seed_of
 from polymux.server.state import ServerState
 from polymux.server.video_protocol import VideoFields, VideoRequest
 from polymux.server.video_wish import VideoWish, Words
+from polymux.spelling import shown
 from polymux.validation import INTERPOLATION
 
 # The pipeline's arguments that `input_reference` may mean: the first that there is.
@@ -148,7 +149,9 @@ def _frames(body: VideoFields, fps: float, capabilities: Capabilities) -> int | 
         what = f"num_frames={body.num_frames}: cannot be combined with seconds; the rate of the file is fps"
         raise InvalidRequestError(what, param="num_frames")
     if "num_frames" not in capabilities.arguments:
-        raise InvalidRequestError(f"seconds={body.seconds!r}: the model's videos have a fixed length", param="seconds")
+        raise InvalidRequestError(
+            f"seconds={shown(body.seconds)}: the model's videos have a fixed length", param="seconds"
+        )
     return frames_for(body.seconds, fps, capabilities.frames_multiple)
 
 

@@ -12,6 +12,7 @@ from polymux.prompts import OmniPrompt
 from polymux.request import OmniDiffusionSamplingParams
 from polymux.server.errors import in_field_of
 from polymux.server.video_protocol import VideoFields
+from polymux.spelling import shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +42,9 @@ class Words:
         body = self.body
         match error.param:
             case "height" | "width" | "size" if body.size is not None:
-                return type(error)(f"size={body.size!r}: {error.message}", param="size")
+                return type(error)(f"size={shown(body.size)}: {error.message}", param="size")
             case "num_frames" if body.seconds is not None:
-                return type(error)(f"seconds={body.seconds!r}: {error.message}", param="seconds")
+                return type(error)(f"seconds={shown(body.seconds)}: {error.message}", param="seconds")
             case str() as name if name in self.media:
                 message = re.sub(rf"^{re.escape(name)}\b", self.media[name], error.message)
                 return type(error)(message, param=self.media[name])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ import transformers as T
 from polymux.config import EngineConfig
 from polymux.engine.hearing_engine import HearingEngine
 from polymux.errors import InvalidRequestError
-from polymux.families.parakeet import _sentences
+from polymux.families.generate import Call, Parts
+from polymux.families.parakeet import PARAKEET, Said, sentences
 from polymux.media.subtitles import srt
 from polymux.prompts import request_of
 from polymux.request import Event, Failed, Finished, SamplingParams
@@ -50,8 +52,9 @@ def parakeet(kind: str) -> Write:
         made = model.generate(**processor(sound, sampling_rate=RATE), return_dict_in_generate=True)
         if kind == "CTC":
             return processor.batch_decode(made.sequences, skip_special_tokens=True)[0].strip(), -1
-        texts, times = processor.decode(made.sequences, durations=made.durations, skip_special_tokens=True)
-        return texts[0].strip(), len(times[0])
+        unsaid = {model.config.blank_token_id, *processor.tokenizer.all_special_ids}
+        written = [token for token in made.sequences[0].tolist() if token not in unsaid]
+        return processor.batch_decode(made.sequences, skip_special_tokens=True)[0].strip(), len(written)
 
     return write
 
@@ -181,8 +184,48 @@ def test_a_language_and_what_was_said_before(tiny_checkpoint: Callable[..., Path
         engine.close()
 
 
+PIECES = [" It", " is", " late", ".", " Good", " night", b"\xe3", b"\x80", b"\x82", b"\xff", " ja"]
+
+
+def read(tokens: list[int]) -> str:
+    """As a tokenizer does it, some of whose tokens are bytes."""
+    pieces = [PIECES[token] for token in tokens]
+    return b"".join(one.encode() if isinstance(one, str) else one for one in pieces).decode(errors="replace")
+
+
 def test_sentences_are_put_together_of_tokens() -> None:
-    told = [(" It", 0.0), (" is", 0.4), (" late", 0.8), (".", 1.2), (" Good", 2.0), (" night", 2.4)]
-    made = _sentences([{"token": token, "start": start, "end": start + 0.3} for token, start in told])
+    starts = (0.0, 0.4, 0.8, 1.2, 2.0, 2.4)
+    made = sentences([Said(token, start, start + 0.3) for token, start in enumerate(starts)], read)
     assert [(one.start, one.end, one.text) for one in made] == [(0.0, 1.5, " It is late."), (2.0, 2.7, " Good night")]
-    assert _sentences([]) == []
+    assert sentences([], read) == []
+
+
+def test_sentences_of_bytes() -> None:
+    """A full stop of three bytes ends one; bytes that make no character are none, and stay."""
+    tokens = [0, 6, 7, 8, 9, 9, 10, 6]
+    made = sentences([Said(token, float(i), i + 1.0) for i, token in enumerate(tokens)], read)
+    wanted = [(0.0, 4.0, " It。"), (4.0, 8.0, "\ufffd\ufffd ja\ufffd")]
+    assert [(one.start, one.end, one.text) for one in made] == wanted
+
+
+@pytest.mark.parametrize("kind", ["tdt", "rnnt"])
+def test_tokens_that_make_no_character(tiny_checkpoint: Callable[..., Path], kind: str) -> None:
+    """Where transformers' own times of tokens fail: what the model writes of noise may be any bytes."""
+    path, made = tiny_checkpoint(f"parakeet-{kind}"), {"TDT": T.ParakeetForTDT, "RNNT": T.ParakeetForRNNT}[kind.upper()]
+    processor, model = T.ParakeetProcessor.from_pretrained(path), made.from_pretrained(path)
+    tokens = processor.tokenizer("so s\u00e3o.").input_ids
+    tokens = torch.tensor([[tokens[0], 294, *range(128, 250), *tokens]])
+    durations = torch.ones_like(tokens)
+    with pytest.raises(Exception, match="Invalid prefix"):
+        processor.decode(tokens, durations=durations, skip_special_tokens=True)
+
+    class Written:
+        config, device = model.config, model.device
+
+        @staticmethod
+        def generate(**how: Any) -> SimpleNamespace:
+            return SimpleNamespace(sequences=tokens, durations=durations)
+
+    heard = PARAKEET.adapter.transcribe(Parts(model=Written(), processor=processor), Call(arguments={}))
+    assert "\ufffd" in heard.text and heard.text.endswith(" so s\u00e3o.")
+    assert "".join(one.text for one in heard.segments).strip() == heard.text and len(heard.segments) > 0

@@ -89,6 +89,14 @@ def test_a_stream_is_the_whole(speaker: Server) -> None:
         assert file[4:8] == file[40:44] == b"\xff\xff\xff\xff" and file[44:] == whole.content[44:]
 
 
+def test_where_the_time_went(speaker: Server) -> None:
+    profile = json.loads(say(speaker, profile=True).headers["x-profile"])
+    assert profile["components"] and profile["total"] >= profile["computing"] > 0 and "steps" not in profile
+    assert "x-profile" not in say(speaker).headers
+    for how in ({"stream": True}, {"stream_format": "sse"}):
+        assert error_of(say(speaker, profile=True, **how))["param"] == "profile"
+
+
 def test_events(speaker: Server) -> None:
     whole = say(speaker, response_format="pcm")
     answer = say(speaker, response_format="pcm", stream_format="sse")

@@ -109,6 +109,15 @@ def test_an_answer(writer: Server) -> None:
     assert stopped["finish_reason"] == "stop" and stopped["message"]["content"] == text[: text.index(text[8:12])]
 
 
+def test_where_the_time_went(writer: Server) -> None:
+    answer = ask(writer, profile=True)
+    profile = answer.json()["profile"]
+    assert answer.status_code == 200 and profile["components"] and profile["total"] >= profile["computing"] > 0
+    assert "profile" not in ask(writer).json()
+    streamed = ask(writer, profile=True, stream=True)
+    assert streamed.status_code == 400 and error_of(streamed)["param"] == "profile"
+
+
 def test_a_stream_is_the_whole(writer: Server) -> None:
     whole = message(ask(writer))["content"]
     made = chunks(ask(writer, stream=True, stream_options={"include_usage": True}))

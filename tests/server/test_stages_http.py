@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,15 +13,18 @@ import httpx
 import pytest
 from server_process import Server, alive, error_of, serving, shared_memory, until
 
-FLAGS = ("--split-stages", "--restart-stages", "--num-threads", "1", "--max-num-seqs", "2")
+FLAGS = ("--split-stages", "--num-threads", "1", "--max-num-seqs", "2")
 HOW = {"seed": 3, "response_format": "pcm", "max_new_tokens": 90}
 LONG = "this is one sentence. this is the next one. " * 20
 
 
 @pytest.fixture(scope="module")
 def server(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    shared = shared_memory()
-    with serving(tiny_checkpoint("dia"), tmp_path_factory.mktemp("stages"), *FLAGS) as running:
+    """By the deploy file that `polymux deploy-config` prints for these flags."""
+    shared, folder, model = shared_memory(), tmp_path_factory.mktemp("stages"), tiny_checkpoint("dia")
+    command = [sys.executable, "-m", "polymux.cli", "deploy-config", str(model), *FLAGS]
+    (folder / "deploy.yaml").write_bytes(subprocess.run(command, capture_output=True, check=True).stdout)
+    with serving(model, folder, "--restart-stages", "--deploy-config", str(folder / "deploy.yaml")) as running:
         yield running
         stages = running.stages()
         running.signal(signal.SIGTERM)
@@ -47,6 +52,12 @@ def test_it_speaks(server: Server) -> None:
         "POST", "/v1/audio/speech", json={"input": "hello there. good day.", "stream_format": "audio"} | HOW
     ) as streamed:
         assert streamed.read() == answer.content
+
+
+def test_no_process_knows_where_all_of_the_time_went(server: Server) -> None:
+    answer = server.http.post("/v1/audio/speech", json={"input": "hi.", "profile": True} | HOW)
+    assert answer.status_code == 400 and error_of(answer)["param"] == "profile", answer.text
+    assert "several stages" in error_of(answer)["message"]
 
 
 def test_a_model_that_cannot_hear_takes_no_voices(server: Server) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -64,6 +65,13 @@ def test_formats_of_the_answer(writer: Server) -> None:
     assert vtt.headers["content-type"].startswith("text/vtt") and vtt.text.startswith("WEBVTT\n\n")
     assert len(re.findall(r"^\d\d:\d\d:\d\d,\d{3} --> ", srt.text, re.M)) == len(segments)
     assert len(re.findall(r"^\d\d:\d\d:\d\d\.\d{3} --> ", vtt.text, re.M)) == len(segments)
+
+
+def test_where_the_time_went(writer: Server) -> None:
+    for format in ("json", "text"):
+        profile = json.loads(ask(writer, file(), response_format=format, profile="true").headers["x-profile"])
+        assert profile["components"] and profile["total"] >= profile["computing"] > 0
+    assert "x-profile" not in ask(writer, file()).headers
 
 
 @pytest.mark.parametrize("format", ["flac", "mp3", "opus"])

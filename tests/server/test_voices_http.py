@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import subprocess
 import sys
 import wave
@@ -16,6 +17,7 @@ import numpy as np
 import openai
 import pytest
 from server_process import MODEL, START_S, Server, error_of, serving
+from websockets.sync.client import connect
 
 from polymux.config import stage_environment
 from polymux.errors import ConfigError
@@ -180,7 +182,8 @@ def test_there_are_so_many_and_a_restart_keeps_them(
     listener: Server, store: Path, tiny_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     for name in ("ben", "cleo", "dora"):
-        assert upload(listener, wav(pitch=200 + len(name)), name=name, ref_text=None).status_code == 200
+        file = wav(4800 if name == "dora" else 960, pitch=200 + len(name))
+        assert upload(listener, file, name=name, ref_text=None).status_code == 200
     full, twice = upload(listener, wav(), name="emil"), upload(listener, wav(), name="ben")
     assert full.status_code == 507 and "--max-uploaded-voices" in error_of(full)["message"]
     assert twice.status_code == 400 and error_of(twice)["param"] == "name"
@@ -190,12 +193,33 @@ def test_there_are_so_many_and_a_restart_keeps_them(
     assert spoken.status_code == 200
     (store / "broken.safetensors").write_bytes(b"x")
     (store / ".partial-0").write_bytes(b"x")
-    flags = ("--voice-store", str(store), "--no-warmup")
+    flags = ("--voice-store", str(store), "--no-warmup", "--max-ref-audio-seconds", "0.1")
     with serving(tiny_checkpoint("csm"), tmp_path, *flags) as restarted:
         listed = restarted.http.get(VOICES).json()["uploaded_voices"]
         assert [voice["name"] for voice in listed] == ["ben", "cleo", "dora"]
         assert say(restarted, voice="ben", ref_text=SAID).content == spoken.content
         assert say(restarted, voice="broken").status_code == 500 and not (store / ".partial-0").exists()
+        for error in long_voice(restarted, voice="dora", ref_text=SAID):
+            assert (error["param"], error["code"]) == ("voice", "invalid_value")
+            assert error["message"].startswith("voice='dora': 0.20 s: allowed are 0.1 "), error
+
+
+def long_voice(server: Server, **fields: str) -> Iterator[dict[str, Any]]:
+    """What each way to ask for speech says of a voice that was uploaded when longer ones were allowed."""
+    yield error_of(say(server, **fields))
+    yield error_of(say(server, stream=True, **fields))
+    yield error_of(say(server, stream_format="sse", **fields))
+    batch = server.http.post(f"{SPEECH}/batch", json={"items": [{"input": "a"}], "seed": 1} | fields).json()
+    yield batch["results"][0]["error"]
+    with connect(f"{server.url.replace('http', 'ws')}{SPEECH}/stream") as socket:
+        for message in (
+            {"type": "session.config"} | fields,
+            {"type": "input.text", "text": "a"},
+            {"type": "input.done"},
+        ):
+            socket.send(json.dumps(message))
+        heard = [json.loads(socket.recv()) for _ in range(2)]
+        yield heard[1]["error"]
 
 
 def test_the_command(listener: Server, tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:

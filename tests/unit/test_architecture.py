@@ -59,9 +59,11 @@ LAYERS = (
         "profiler_config",
         "json_schema",
         "tools",
+        "tool_formats",
         "tool_reader",
         "request",
         "profile",
+        "spelling",
         "importing",
         "errors",
         "version",
@@ -143,6 +145,7 @@ def test_every_file_of_families_is_in_the_registry() -> None:
     shared = {"polymux.families", "polymux.families.base", "polymux.families.graph"}
     shared |= {"polymux.families.step_caches", "polymux.families.video_tokens", "polymux.families.omni_parts"}
     shared |= {"polymux.families.tool_templates", "polymux.families.omni_reading", "polymux.families.omni_thinking"}
+    shared |= {"polymux.families.settings"}
     files = {m.name for m in modules().values() if m.unit == "families"}
     assert files - shared == set(imports(modules()["polymux.families"])) - shared
 

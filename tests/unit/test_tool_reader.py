@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from polymux.tool_reader import CallReader, calls_in
-from polymux.tools import ToolCall
+from polymux.tool_reader import CallReader, calls_in, reader_of
+from polymux.tools import CallFormat, Tool, ToolCall
 
 
 def call(name: str = "f", **arguments: Any) -> str:
@@ -57,3 +57,48 @@ def test_text_waits_for_nothing() -> None:
     assert reader.feed(call()[:-1]) == []
     (made,) = reader.feed(">")
     assert isinstance(made, ToolCall) and (made.name, made.arguments) == ("f", "{}")
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "s": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": ["string", "null"]}, "e": {"enum": ["1", "2"]},
+        "u": {"anyOf": [{"type": "string"}, {"type": "integer"}]}, "l": {"type": "array", "items": {}},
+    },
+}  # fmt: skip
+TOOLS = (Tool("f", None, SCHEMA), Tool("g"))
+
+
+def element(name: str = "f", **arguments: str) -> str:
+    inside = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{inside}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "said", "calls"),
+    [
+        ("function_xml", element(n="5", s="5", o="null", e="1", u="3"), "",
+         [("f", {"n": 5, "s": "5", "o": None, "e": "1", "u": 3})]),
+        ("function_xml", f"So.\n{element('g')}\n{element(l='[1]')}", "So.", [("g", {}), ("f", {"l": [1]})]),
+        ("function_xml", element(s="a\n</tool_call>\nb"), "", [("f", {"s": "a\n</tool_call>\nb"})]),
+        ("function_xml", element(u='"quoted"', n="five"), "", [("f", {"u": '"quoted"', "n": "five"})]),
+        ("function_xml", element("h", x="{}", y="yes"), "", [("h", {"x": {}, "y": "yes"})]),
+        ("function_xml", call(), call(), []),
+        ("function_xml", "<tool_call>\n<function=f>\n<parameter", "<tool_call>\n<function=f>\n<parameter", []),
+        ("llama3_json", '{"name": "f", "parameters": {"s": "}{"}}', "", [("f", {"s": "}{"})]),
+        ("llama3_json", ' {"name": "g", "parameters": {}}; {"name": "g"}\n', "", [("g", {}), ("g", {})]),
+        ("llama3_json", '{"name": "f", "parameters": {}} It is.', "It is.", [("f", {})]),
+        ("llama3_json", '{"name": "Ada", "parameters": {}}', '{"name": "Ada", "parameters": {}}', []),
+        ("llama3_json", '{"names": 1}', '{"names": 1}', []),
+        ("llama3_json", 'It is {"name": "f", "parameters": {}}', 'It is {"name": "f", "parameters": {}}', []),
+        ("llama3_json", '{"name": "f", "parameters": {', '{"name": "f", "parameters": {', []),
+    ],
+)  # fmt: skip
+def test_other_formats(format: CallFormat, text: str, said: str, calls: list[Any]) -> None:
+    for size in (1, 5, len(text)):
+        reader = reader_of(format, TOOLS)
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        found = [one for piece in pieces for one in reader.feed(piece)] + reader.end()
+        made = [(one.name, json.loads(one.arguments)) for one in found if isinstance(one, ToolCall)]
+        assert ("".join(one for one in found if isinstance(one, str)), made) == (said, calls)
+    assert len(calls_in(text, format, TOOLS)[1]) == len(calls)

@@ -22,7 +22,7 @@ from polymux.diffusion.recording import Recording
 from polymux.engine.diffusion_engine import DiffusionEngine
 from polymux.errors import ConfigError
 from polymux.families import generate_family_of
-from polymux.loading.generate import check_settings
+from polymux.families.settings import check_settings
 from polymux.request import LoRARequest
 from polymux.testing.tape import TapeRecorder
 

@@ -52,6 +52,7 @@ FIELDS: list[dict[str, Any]] = [
     {"min_p": 1.0, "tools": ToolUse((LOOK,), only="look"), "max_new_tokens": 150},
     {"do_sample": False, "tools": ToolUse((Tool("look", None, LOOK.parameters, strict=True),)), "max_new_tokens": 30},
     {"do_sample": False, "tools": ToolUse((LOOK,))},
+    {"do_sample": False, "tools": ToolUse((LOOK,)), "json_schema": SCHEMA, "max_new_tokens": 150},
 ]
 
 HOT: list[dict[str, Any]] = [

@@ -19,7 +19,7 @@ from polymux.errors import GenerationError, InvalidRequestError
 from polymux.json_schema import FORMATS, check_schema
 from polymux.request import Failed, Finished, Message, Part, Request, SamplingParams
 from polymux.tool_reader import calls_in
-from polymux.tools import Tool, ToolCall, ToolUse
+from polymux.tools import CallFormat, Tool, ToolCall, ToolUse
 
 pytest.importorskip("xgrammar")
 
@@ -153,6 +153,48 @@ def test_text_may_come_before_a_call_that_is_held(grammars: Grammars, tokenizer:
         assert fits(grammars.calls(use, [end]), tokenizer.encode(text), end) == fit
     once = ToolUse((LOOK,), parallel=False)
     assert not fits(grammars.calls(once, [end]), tokenizer.encode(good + good), end)
+
+
+def test_calls_or_json(grammars: Grammars, tokenizer: Any) -> None:
+    """With tools and a form for the answer: one of both, unless calls are required."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    look = '<tool_call>\n{"name": "look", "arguments": {"n": 2}}\n</tool_call>'
+    go = '<tool_call>\n{"name": "go", "arguments": {}}\n</tool_call>'
+    value, end = '{"a": "<tool_call>"}', tokenizer.eos_token_id
+    free, single, must = (ToolUse((LOOK, GO), **how) for how in ({}, {"parallel": False}, {"choice": "required"}))
+    for use, texts in (
+        (free, {value: True, look: True, f"{look}\n{go}": True, "Well.": False, f"Well.{look}": False, "[1]": False}),
+        (free, {look.replace("2", "3"): False, value + look: False, look + value: False, '{"a": 1}': False}),
+        (single, {value: True, look: True, f"{look}\n{go}": False}),
+        (must, {value: False, look: True}),
+    ):
+        found = {text: fits(grammars.calls(use, [end], schema), tokenizer.encode(text), end) for text in texts}
+        assert found == texts
+
+
+@pytest.mark.parametrize(
+    ("format", "look", "go"),
+    [
+        ("function_xml", "<tool_call>\n<function=look>\n<parameter=n>\n2\n</parameter>\n</function>\n</tool_call>",
+         "<tool_call>\n<function=go>\n\n</function>\n</tool_call>"),
+        ("llama3_json", '{"name": "look", "parameters": {"n": 2}}', '{"name": "go", "parameters": {}}'),
+    ],
+)  # fmt: skip
+def test_calls_in_other_formats(tokenizer: Any, format: CallFormat, look: str, go: str) -> None:
+    """What may be written is what is read."""
+    grammars, end = Grammars(tokenizer, len(tokenizer) + 7, format), tokenizer.eos_token_id
+    use = ToolUse((LOOK, GO), "required")
+    for text, fit in ((look, True), (go, True), (look.replace("2", "3"), False), ("Well.", False)):
+        assert fits(grammars.calls(use, [end]), tokenizer.encode(text), end) == fit, text
+    made = [call for text in (look, go) for call in calls_in(text, format, use.tools)[1]]
+    assert [(call.name, json.loads(call.arguments)) for call in made] == [("look", {"n": 2}), ("go", {})]
+    strict = ToolUse((Tool("look", None, LOOK.parameters, strict=True), GO))
+    assert fits(grammars.calls(strict, [end]), tokenizer.encode("Well."), end)
 
 
 def test_tokens_may_be_taken_back(grammars: Grammars, tokenizer: Any) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from polymux.config import EngineConfig
 from polymux.errors import ConfigError
+from polymux.families.settings import check_settings
 from polymux.families.vits import FAMILIES
 from polymux.knobs import groups_of
-from polymux.loading.generate import check_settings
 
 ACT = {
     "model": {"model", "revision", "cache_dir", "dtype", "diffusers_load_kwargs"},

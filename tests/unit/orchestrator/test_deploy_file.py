@@ -17,6 +17,7 @@ from polymux.cli.main import main
 from polymux.config import EngineConfig
 from polymux.errors import ConfigError
 from polymux.orchestrator.defaults import check_defaults, described, with_defaults
+from polymux.orchestrator.deploy import GROUPS
 from polymux.orchestrator.orchestrator import Orchestrator
 from polymux.orchestrator.plan import StagePlan, devices_of, plan_of
 from polymux.request import Capabilities, Finished, OmniDiffusionSamplingParams, Request, SamplingParams
@@ -96,8 +97,8 @@ def test_one_stage_is_a_graph_too(plan: Plan) -> None:
         ("stage: []", r"stage=\[\]: is no key here; known are stages, split_stages"),
         ("stages: 3", "stages=3: must be a list"),
         ("stages: [3]", r"stages\[0\]=3: must have keys"),
-        ("stages: [{}]", r"stages\[0\].stage_id=None: must be the number of a stage"),
-        ("stages: [{stage_id: true}]", r"stages\[0\].stage_id=True"),
+        ("stages: [{}]", r"stages\[0\].stage_id=null: must be the number of a stage"),
+        ("stages: [{stage_id: true}]", r"stages\[0\].stage_id=true"),
         ("stages: [{stage_id: 0}, {stage_id: 0}]", r"stages\[1\].stage_id=0: this stage stands there already"),
         ("stages: [{stage_id: 2, dtype: fp32}]", r"stages\[0\].dtype: the model has 2 stages here"),
         ("stages: [{stage_id: 0, max_seqs: 3}]", r"stages\[0\].max_seqs=3: is no key here; known are stage_id, dev"),
@@ -119,9 +120,12 @@ def test_one_stage_is_a_graph_too(plan: Plan) -> None:
         ("stages: [{stage_id: 0, enable_cpu_offload: true, enable_layerwise_offload: true}]", "exclude each other"),
         ("async_chunk: 3", "async_chunk=3: Expected `bool"),
         ("stage_connector: pigeon", "allowed are auto, shared-memory, tcp"),
-        ("a: 1\na: 2", "not valid YAML: 'a' stands twice"),
-        ("x: {<<: {a: 1}, <<: {a: 2}}", "not valid YAML: '<<' stands twice"),
-        ("a: [", "not valid YAML"),
+        ("a: 1\na: 2", "not valid YAML: line 3, column 1: 'a' stands twice"),
+        ("x: {<<: {a: 1}, <<: {a: 2}}", "not valid YAML: line 2, column 17: '<<' stands twice"),
+        ("a: [", "not valid YAML: line 2, column 5: expected the node content"),
+        ("stages: [{<<: 3}]", r"not valid YAML: line 2, column 15: << brings in keys and values .* an alias"),
+        ("stages: [{<<: [{a: 1}, 3]}]", r"not valid YAML: line 2, column 15: << brings in"),
+        ("stages: [{<<: *first}]", r"not valid YAML: line 2, column 15: found undefined alias 'first'"),
         ("a: 2020-02-31", "not valid YAML: day is out of range"),
         ("a: !!bool maybe", "not valid YAML"),
         ("- 1", "must hold keys and values"),
@@ -172,9 +176,9 @@ def test_what_overrides_cannot_say(model: str, overrides: dict[str, Any], messag
         {"dlo_resident_layers": 1, "enable_layerwise_offload": True},
     ],
 )
-def test_a_key_may_stand_before_the_one_that_it_needs(model: str, knobs: dict[str, Any]) -> None:
+def test_a_key_may_stand_before_the_one_that_it_needs(knobs: dict[str, Any]) -> None:
     one, other = (
-        plan_of(EngineConfig.from_flat(model=model, stage_overrides={"0": k})) for k in (knobs, reverse(knobs))
+        plan_of(EngineConfig.from_flat(model="demo", stage_overrides={"0": k})) for k in (knobs, reverse(knobs))
     )
     assert one == other
 
@@ -191,18 +195,19 @@ def test_a_key_that_does_not_go_with_a_flag_is_named(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("devices", ["cuda:0,cuda:2", "cuda:2,cuda:2", "cpu,cpu", "cuda:4, cuda"])
-def test_devices_of_replicas_on_several_ranks(model: str, devices: str) -> None:
+def test_devices_of_replicas_on_several_ranks(devices: str) -> None:
     replicas = {"data_parallel_size": 2, "devices": (devices,)}
-    (stage,) = plan_of(EngineConfig.from_flat(model=model, cfg_parallel_size=2, **replicas))
+    (stage,) = plan_of(EngineConfig.from_flat(model="demo", cfg_parallel_size=2, **replicas))
     assert ",".join(devices_of(stage.config)) == devices.replace(" ", "")
 
 
 def test_replicas_that_would_share_some_of_their_gpus(plan: Plan) -> None:
     message = "devices='cuda:1,cuda:0': each replica takes 2 GPUs .* two of them would take cuda:1"
     with pytest.raises(ConfigError, match=message):
-        plan("stages: [{stage_id: 0, devices: [cuda:1, cuda:0]}]", cfg_parallel_size=2)
+        plan("stages: [{stage_id: 0, devices: [cuda:1, cuda:0]}]", model="demo", cfg_parallel_size=2)
     with pytest.raises(ConfigError, match=message):
-        plan("stages: [{stage_id: 0, cfg_parallel_size: 2}]", data_parallel_size=2, devices=("cuda:1", "cuda:0"))
+        devices = ("cuda:1", "cuda:0")
+        plan("stages: [{stage_id: 0, cfg_parallel_size: 2}]", model="demo", data_parallel_size=2, devices=devices)
 
 
 def test_stages_run_on_one_rank(model: str) -> None:
@@ -220,19 +225,68 @@ def test_a_file_that_is_not_there(model: str) -> None:
         plan_of(EngineConfig.from_flat(model=model, deploy_config="/no/such/file"))
 
 
-@pytest.mark.parametrize("text", [TWO, "stages: [{stage_id: 0, lora_path: [a]}]", ""])
-def test_what_is_printed_says_the_same(plan: Plan, model: str, tmp_path: Path, text: str) -> None:
-    flags: dict[str, Any] = {"num_threads": 3, "device": "cpu"}
+RAY = "stages: [{stage_id: 0, worker_backend: ray, num_replicas: 2, devices: [cuda, cuda]}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        (TWO, {"device": "cpu"}),
+        ("", {}),
+        ("", {"device": "cpu", "merge_decoding": False, "vocoder": "a"}),
+        ("stages: [{stage_id: 0, lora_path: [a]}]", {"model": "demo", "device": "cuda:3"}),
+        (RAY, {"model": "demo"}),
+        ("", {"model": "demo", "worker_backend": "ray", "device": "cpu", "data_parallel_size": 2}),
+        ("", {"model": "demo", "data_parallel_size": 2, "cfg_parallel_size": 2}),
+        ("", {"model": "demo", "diffusers_load_kwargs": {"a": None}, "gpu_memory_limit_gib": "auto"}),
+    ],
+)
+def test_what_is_printed_says_the_same(
+    plan: Plan, model: str, tmp_path: Path, text: str, flags: dict[str, Any]
+) -> None:
+    flags = {"model": model, "num_threads": 3} | flags
     before = plan(text, **flags)
     file = str(tmp_path / "deploy.yaml")
-    printed = effective(EngineConfig.from_flat(model=model, deploy_config=file, **flags))
+    printed = effective(EngineConfig.from_flat(deploy_config=file, **flags))
     assert isinstance(yaml.safe_load(printed), dict)
-    after = plan(printed)
+    after = plan(printed, model=flags["model"])
     for old, new in zip(before, after, strict=True):
         assert (old.name, old.defaults, old.replicas) == (new.name, new.defaults, new.replicas)
         assert devices_of(old.config) == devices_of(new.config)
-        for group in ("model", "scheduler", "memory", "adapters", "stages", "process"):
+        for group in {*GROUPS} - {"device", "replicas"}:  # which say the same in other words
             assert getattr(old.config, group) == getattr(new.config, group)
+        assert old.config.device.num_threads == new.config.device.num_threads
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "message"),
+    [
+        (None, {"merge_decoding": True}, "--merge-decoding acts only on models of transformers"),
+        (None, {"voice_path": "a"}, "--voice-path acts only on models that speak"),
+        ("VitsModel", {"vocoder": "a"}, "vocoder: a vits model has its own"),
+        ("VitsModel", {"decoding": "paged"}, "--decoding acts only on language models"),
+        ("WhisperForConditionalGeneration", {"quantization": "int8"}, "acts only on pipelines of diffusers"),
+        ("Qwen3ForCausalLM", {"lora_path": ["a"]}, "acts only on pipelines of diffusers"),
+        ("StableDiffusion3Pipeline", {"cache_backend": "pab"}, "it is not validated for the family sd3; no cache"),
+        ("PixArtSigmaPipeline", {"lora_path": ["a"]}, "--lora-path: PixArtSigmaPipeline takes no LoRA"),
+    ],
+)
+def test_settings_that_cannot_act_are_neither_printed_nor_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], architecture: str | None, settings: dict[str, Any], message: str
+) -> None:
+    index = {"_class_name": architecture} if architecture and architecture.endswith("Pipeline") else None
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    if index is not None:
+        (tmp_path / "model_index.json").write_text(json.dumps(index))
+    model, (name, value) = str(tmp_path) if architecture else "demo", *settings.items()
+    words = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    assert main(["deploy-config", model, f"--{name.replace('_', '-')}", *words]) == 2
+    said = capsys.readouterr()
+    assert message in said.err and not said.out
+    file = tmp_path / "deploy.yaml"
+    file.write_text(yaml.safe_dump({"stages": [{"stage_id": 0} | settings]}))
+    with pytest.raises(ConfigError, match=rf"stages\[0\]\.{name}: .*{message}"):
+        plan_of(EngineConfig.from_flat(model=model, deploy_config=str(file)))
 
 
 def test_the_command(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,8 +37,8 @@ from polymux.request import Request
     ("field", "value", "why"),
     [
         ("messages", [], "[]: must not be empty"),
-        ("stop", ["x"], "['x']: must be empty"),
-        ("metadata", {"a": "b"}, "{'a': 'b'}: must be empty"),
+        ("stop", ["x"], '["x"]: must be empty'),
+        ("metadata", {"a": "b"}, '{"a": "b"}: must be empty'),
         ("user", "x" * 257, "'xxxxxxxxxxxx...xxxxxxxxxxxxx': must have at most 256 characters"),
     ],
 )

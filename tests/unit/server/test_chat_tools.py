@@ -77,6 +77,11 @@ class Writer(FakeOmni):
         yield OmniRequestOutput(request_id=name, prompt=None, modality="text", **ended)
 
 
+def _odd(keyword: str) -> dict[str, Any]:
+    """A function whose arguments nothing can be held to."""
+    return {"type": "function", "function": {"name": "odd", "parameters": {keyword: []}}}
+
+
 def ask(omni: FakeOmni | None = None, **fields: Any) -> httpx.Response:
     async def send() -> httpx.Response:
         async with client(omni or Writer()) as http:
@@ -103,6 +108,8 @@ def test_tools_and_how_to_choose() -> None:
     assert request_for(**given, tool_choice=named).tools == ToolUse(tools, only="go")
     strict = {"type": "function", "function": LOOK["function"] | {"strict": True}}
     assert request_for(tools=[strict]).tools == ToolUse((Tool("look", "looks", SCHEMA, strict=True),))
+    both = request_for(**given, response_format={"type": "json_object"})
+    assert both.tools == ToolUse(tools) and both.sampling is not None and both.sampling.json_schema is not None
     for nothing in ({"tools": [LOOK], "tool_choice": "none"}, {"tools": []}, {"tool_choice": "auto"}):
         assert request_for(**nothing).tools is None
 
@@ -114,6 +121,29 @@ def test_calls_and_results_in_messages() -> None:
         Message("assistant", [], [call]),
         Message("tool", [Part("text", "a cat")], tool_call_id="c1"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ("llama3_json", '{"name": "look", "parameters": {"n": 1}}'),
+        ("function_xml", "<tool_call>\n<function=look>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>"),
+    ],
+)
+def test_calls_in_other_formats(format: str, text: str) -> None:
+    for fields in ({}, {"stream": True}):
+        answer = ask(Writer(text, tool_calls=format), tools=[LOOK], **fields)
+        assert answer.status_code == 200, answer.text
+        if fields:
+            choices = [choice for event in events_of(answer) if event != "[DONE]" for choice in event["choices"]]
+            (calls,) = [c["delta"]["tool_calls"] for c in choices if c["delta"].get("tool_calls")]
+            assert not any(c["delta"].get("content") for c in choices)
+            reason = choices[-1]["finish_reason"]
+        else:
+            (choice,) = answer.json()["choices"]
+            calls, reason = choice["message"]["tool_calls"], choice["finish_reason"]
+        (made,) = calls
+        assert made["function"] == {"name": "look", "arguments": '{"n": 1}'} and reason == "tool_calls"
 
 
 def test_forms_of_an_answer() -> None:
@@ -187,7 +217,11 @@ def test_a_stream_that_calls() -> None:
             "tools.0.parameters",
             "would not be kept",
         ),
-        ({"tools": [LOOK], "response_format": {"type": "json_object"}}, "response_format", "with tools"),
+        (
+            {"tools": [_odd("oneOf")], "response_format": {"type": "json_object"}},
+            "tools.0.parameters",
+            "at oneOf: would not be kept",
+        ),
         ({"tools": [LOOK], "modalities": ["text", "audio"]}, "tools", "audio"),
         ({"messages": [user("hello"), CALLED, user("and?")]}, "messages.2", "has no result"),
         ({"messages": [user("hello"), CALLED]}, "messages", "user's, or a tool's"),
