@@ -264,7 +264,7 @@ def test_what_is_printed_says_the_same(
         (None, {"merge_decoding": True}, "--merge-decoding acts only on models of transformers"),
         (None, {"voice_path": "a"}, "--voice-path acts only on models that speak"),
         ("VitsModel", {"vocoder": "a"}, "vocoder: a vits model has its own"),
-        ("VitsModel", {"decoding": "paged"}, "--decoding acts only on language models"),
+        ("VitsModel", {"decoding": "paged"}, "--decoding acts only on models whose answers go on together"),
         ("WhisperForConditionalGeneration", {"quantization": "int8"}, "acts only on pipelines of diffusers"),
         ("Qwen3ForCausalLM", {"lora_path": ["a"]}, "acts only on pipelines of diffusers"),
         ("StableDiffusion3Pipeline", {"cache_backend": "pab"}, "it is not validated for the family sd3; no cache"),
