@@ -51,7 +51,7 @@ def load_speaking(config: EngineConfig) -> StageEngine:
     if family.framed and settings.decoding != "generate":
         unused = ("max_num_batched_tokens", "enable_prefix_caching", "enable_chunked_prefill")
         check_unchanged(settings, f"acts only on language models, and {family.name} is none", unused)
-        why = lacking(device)
+        why = lacking(device) or family.adapter.alone(model.parts)
         if why is None:
             return FrameEngine(config, model, device)
         check_unchanged(settings, f"cannot act on this model: {why}")

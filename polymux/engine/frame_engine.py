@@ -29,7 +29,7 @@ from polymux.engine.generate_engine import GenerateEngine, sound_of
 from polymux.engine.generate_model import GenerateModel
 from polymux.engine.sentence import Part, Sentence, due, sounded
 from polymux.engine.sound_job import SoundJob
-from polymux.errors import InvalidRequestError, PolymuxError
+from polymux.errors import GenerationError, InvalidRequestError, PolymuxError
 from polymux.media.tempo import stretch
 from polymux.memory.measure import used_bytes
 from polymux.request import Capabilities, StageStats
@@ -62,7 +62,8 @@ class FrameEngine(GenerateEngine):
         """The model has come. It runs as a whole: nobody captures calls of its parts."""
         for component in self.loaded.components:
             component.detach()
-        self._writer = self.family.adapter.writer(self.loaded.parts)
+        adapter, parts = self.family.adapter, self.loaded.parts
+        self._writer, self._codec = adapter.writer(parts), adapter.codec(parts)
         with torch.no_grad():
             self._batch = new_frame_batch(self.config, self._writer, self.device)
 
@@ -139,7 +140,7 @@ class FrameEngine(GenerateEngine):
         return bool(before or self._launched)
 
     def _part(self, sentences: list[Sentence], count: int) -> Part:
-        return sounded(self.loaded.parts.beside, sentences, count, self.device)
+        return sounded(self._codec, sentences, count, self.device)
 
     def _begin(self) -> None:
         """Of those that wait: of the request with the fewest sentences under way first."""
@@ -201,9 +202,9 @@ class FrameEngine(GenerateEngine):
             if sentence.left or sentence.written:
                 continue
             job = sentence.job
-            job.steps_done += 1
+            job.steps_done += len(row) > 1 or sentence.counts_prompt
             job.seconds["denoise"] = job.seconds.get("denoise", 0.0) + seconds
-            sentence.take(row, self._writer.end)
+            sentence.take(row, self._writer.verdict(row))
             if sentence.written:
                 self._leave(sentence)
             if sentence.over:
@@ -234,7 +235,10 @@ class FrameEngine(GenerateEngine):
         if sentence.sounds:
             rate = self.described.sample_rate or 0
             self._hear(job, sentence.index, stretch(np.concatenate(sentence.sounds, axis=1), rate, float(speed or 1.0)))
-        if not self._cut_off(job, sentence.index, sentence.landed + 1):
+        if not sentence.heard:
+            what = f"sentence {sentence.index + 1} came to its end before there was a sound: another seed may"
+            self._fail(job, GenerationError(what))
+        elif not self._cut_off(job, sentence.index, (job.calls[sentence.index].steps or 0) - sentence.left_over):
             self._made(job, sentence.index, None)
 
     def _leave(self, sentence: Sentence) -> None:
