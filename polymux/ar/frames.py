@@ -29,11 +29,9 @@ Rows = Any  # a named tuple of tensors (rows, ...); `frame` of them counts frame
 
 
 class FrameWriter(Protocol):
-    """What writes frames: a model, or the part of it that does. `groups`: codes of a frame; `end`: the first code of a
-    frame that there is not."""
+    """What writes frames: a model, or the part of it that does. `groups`: codes of a frame."""
 
     groups: int
-    end: int
 
     @property
     def backbone(self) -> Any:
@@ -57,6 +55,10 @@ class FrameWriter(Protocol):
     def first(self, state: Tensor, rows: Rows) -> Rows:
         """The rows with the first code of their next frame, which is `code` of them, from a state (rows, 1, channels)
         of the backbone."""
+
+    def verdict(self, codes: list[int]) -> tuple[bool, bool]:
+        """Of what a step has written for a row, the codes of a frame (of a prompt there are none) and the first one of
+        the next: whether that frame is a sound, and whether it is the last one."""
 
 
 class Start(Protocol):
@@ -209,7 +211,7 @@ class FrameBatch:
         self._free.append(row)
 
     def _length(self, start: Start) -> int:
-        return start.embeds.shape[1] + start.most
+        return start.embeds.shape[1] + start.most - 1
 
     def _place(self, start: Start) -> int:
         row = self._free.pop()

@@ -65,7 +65,7 @@ def load_speaking(config: EngineConfig) -> StageEngine:
     model = GenerateModel.load(config, device)
     settings, family = config.decoding, model.family
     if family.framed and settings.decoding != "generate":
-        why = lacking(device)
+        why = lacking(device) or family.adapter.alone(model.parts)
         if why is None:
             return FrameEngine(config, model, device)
         check_unchanged(settings, f"cannot act on this model: {why}")

@@ -31,7 +31,7 @@ from polymux.engine.generate_model import GenerateModel
 from polymux.engine.part_decoder import PartDecoder
 from polymux.engine.sentence import Part, Sentence, due, sounded
 from polymux.engine.sound_job import SoundJob
-from polymux.errors import InvalidRequestError, PolymuxError
+from polymux.errors import GenerationError, InvalidRequestError, PolymuxError
 from polymux.media.tempo import stretch
 from polymux.memory.measure import used_bytes
 from polymux.request import Capabilities, StageStats
@@ -65,12 +65,13 @@ class FrameEngine(GenerateEngine):
         """The model has come. It runs as a whole: nobody captures calls of its parts."""
         for component in self.loaded.components:
             component.detach()
-        self._writer = self.family.adapter.writer(self.loaded.parts)
+        adapter, parts = self.family.adapter, self.loaded.parts
+        self._writer = adapter.writer(parts)
         with torch.no_grad():
             self._batch = new_frame_batch(self.config, self._writer, self.device)
-        rows, codec = self.config.scheduler.max_num_seqs, self.loaded.parts.beside
+        most = (self.config.scheduler.max_num_seqs, self._writer.groups, self.family.framed)
         recorder = None if self._batch.graphs == "off" else CudaRecorder(self.device)
-        self._decoder = PartDecoder(codec.decode, (rows, self._writer.groups, self.family.framed), recorder)
+        self._decoder = PartDecoder(adapter.codec(parts).decode, most, recorder)
 
     def _describe(self, model: GenerateModel, config: EngineConfig) -> Capabilities:
         return replace(super()._describe(model, config), merges=True)
@@ -211,9 +212,9 @@ class FrameEngine(GenerateEngine):
             if sentence.left or sentence.written:
                 continue
             job = sentence.job
-            job.steps_done += 1
+            job.steps_done += len(row) > 1 or sentence.counts_prompt
             job.seconds["denoise"] = job.seconds.get("denoise", 0.0) + seconds
-            sentence.take(row, self._writer.end)
+            sentence.take(row, self._writer.verdict(row))
             if sentence.written:
                 self._leave(sentence)
             if sentence.over:
@@ -244,7 +245,10 @@ class FrameEngine(GenerateEngine):
         if sentence.sounds:
             rate = self.described.sample_rate or 0
             self._hear(job, sentence.index, stretch(np.concatenate(sentence.sounds, axis=1), rate, float(speed or 1.0)))
-        if not self._cut_off(job, sentence.index, sentence.landed + 1):
+        if not sentence.heard:
+            what = f"sentence {sentence.index + 1} came to its end before there was a sound: another seed may"
+            self._fail(job, GenerationError(what))
+        elif not self._cut_off(job, sentence.index, (job.calls[sentence.index].steps or 0) - sentence.left_over):
             self._made(job, sentence.index, None)
 
     def _leave(self, sentence: Sentence) -> None:

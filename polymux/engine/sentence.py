@@ -31,6 +31,7 @@ class Sentence:
     row: int | None = None
     launched: int = 0  # frames
     landed: int = 0
+    heard: int = 0  # of these
     waiting: list[list[int]] = field(default_factory=list)  # frames that are no sound yet
     written: bool = False  # to its end
     left: bool = False  # nobody wants it any more
@@ -41,12 +42,25 @@ class Sentence:
     def over(self) -> bool:
         return self.written and not self.waiting and not self.sounding
 
-    def take(self, codes: list[int], end: int) -> None:
+    @property
+    def counts_prompt(self) -> bool:
+        """Whether the first code alone is a step, as it is in a loop of its own, or a frame's codes are."""
+        return self.start.most == self.job.calls[self.index].steps
+
+    @property
+    def left_over(self) -> int:
+        """Frames that there might have been, had it not ended."""
+        return self.start.most - 1 - self.landed
+
+    def take(self, codes: list[int], verdict: tuple[bool, bool]) -> None:
         """Codes that a step has written: those of a frame, if it was no prompt, and the first one of the next."""
+        sounds, last = verdict
         if len(codes) > 1:
             self.landed += 1
-            self.waiting.append(codes[:-1])
-        self.written = codes[-1] == end or self.landed == self.start.most - 1
+            if sounds:
+                self.heard += 1
+                self.waiting.append(codes[:-1])
+        self.written = last or not self.left_over
 
 
 @dataclass

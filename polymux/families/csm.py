@@ -1,10 +1,12 @@
 """CSM: a backbone writes the first code of each frame, a small model the others.
 
-With a recording, what is said there and its codes come before the text, as an earlier turn of the same speaker.
+With a recording, what is said there and its codes come before the text, as an earlier turn of the same speaker. The
+sentences of all requests are written together; with `--decoding generate` each by the model's own `generate`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from polymux.families.generate import (
@@ -23,6 +25,9 @@ from polymux.families.generate import (
 )
 from polymux.request import SamplingParams
 
+CHUNK = 4  # frames that are heard at once: a third of a second
+_PENALTY = "repetition_penalty"
+_DRAWING = tuple(name for name in DRAWING if name != _PENALTY)
 SPEAKERS = 10  # any number works; those of a conversation count from 0
 
 
@@ -35,6 +40,9 @@ class CsmAdapter(Adapter):
 
     def longest(self, parts: Parts, limit_s: float) -> int | None:
         return int(parts.model.config.max_position_embeddings) // 2
+
+    def without(self, parts: Parts) -> Mapping[str, str]:
+        return {_PENALTY: "models that write several codes at once know none"}
 
     def prepare(self, parts: Parts, wish: Wish) -> Call:
         no_control_tokens(parts.processor.tokenizer, wish.text)
@@ -49,7 +57,7 @@ class CsmAdapter(Adapter):
         default = self.longest(parts, 0) or 0
         steps = given.setdefault("max_new_tokens", default)
         check_room(wish, count, steps, room)
-        for name in ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty"):
+        for name in _DRAWING:
             if name in given:
                 given.setdefault(f"depth_decoder_{name}", given[name])
         ends = wish.params.max_new_tokens is None
@@ -57,6 +65,19 @@ class CsmAdapter(Adapter):
 
     def run(self, parts: Parts, call: Call) -> Any:
         return parts.model.generate(**call.arguments, output_audio=True)[0]
+
+    def start(self, parts: Parts, call: Call) -> Any:
+        return parts.model.start(call.arguments)
+
+    def writer(self, parts: Parts) -> Any:
+        return parts.model.writer()
+
+    def codec(self, parts: Parts) -> Any:
+        return parts.model.codec()
+
+    def alone(self, parts: Parts) -> str | None:
+        why: str | None = parts.model.alone()
+        return why
 
 
 def _turn(speaker: str | None, text: str, *, heard: bool = False) -> dict[str, Any]:
@@ -84,11 +105,14 @@ CSM = GenerateFamily(
     adapter=CsmAdapter(),
     longest=400,
     processor="CsmProcessor",
+    components=("backbone_model", "depth_decoder", "embed_text_tokens", "lm_head", "codec_model"),
     steps=("backbone_model.forward",),
     decoders=("codec_model",),
-    arguments=(*SPEECH, *REFERENCE, *DRAWING, "max_new_tokens"),
+    arguments=(*SPEECH, *REFERENCE, *_DRAWING, "max_new_tokens"),
     extra=("depth_decoder_do_sample", "depth_decoder_temperature", "depth_decoder_top_k", "depth_decoder_top_p"),
-    warmup=SamplingParams(seed=0, max_new_tokens=2),
+    framed=CHUNK,
+    unmerged_because="with `--decoding generate` they are not",
+    warmup=SamplingParams(seed=0, max_new_tokens=2 * CHUNK),
 )
 
 FAMILIES = (CSM,)

@@ -176,6 +176,14 @@ class Adapter:
         """Of families that are framed: what writes frames, as `ar.frames.FrameWriter`."""
         raise NotImplementedError
 
+    def codec(self, parts: Parts) -> Any:
+        """Of families that are framed: what makes sound of frames, as `engine.sentence` calls it."""
+        return parts.beside
+
+    def alone(self, parts: Parts) -> str | None:
+        """Of families that are framed: why the sentences of a model like this cannot be written together."""
+        return None
+
     # Of families that declare a graph: `run` in two stages.
 
     def write(self, parts: Parts, call: Call, emit: Callable[[Arrays], None]) -> None:

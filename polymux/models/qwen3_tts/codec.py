@@ -12,7 +12,8 @@ import torch
 from torch.nn.functional import embedding
 from transformers import MimiConfig, MimiModel, PreTrainedModel
 
-from polymux.models.qwen3_tts.causal import CausalConv, CausalUpsampling, ConvNeXt, Memory, Snake, UpsamplingBlock
+from polymux.models.memory import Memory
+from polymux.models.qwen3_tts.causal import CausalConv, CausalUpsampling, ConvNeXt, Snake, UpsamplingBlock
 from polymux.models.qwen3_tts.configs import Qwen3TTSTokenizerV2Config, Values
 from polymux.models.qwen3_tts.window import WindowLayers
 

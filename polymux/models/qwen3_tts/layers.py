@@ -1,49 +1,16 @@
-"""A stack of transformers' decoder layers, and the attention of one that knows few positions.
-
-Knows neither codes nor requests.
-"""
+"""A stack of transformers' decoder layers. Knows neither codes nor requests."""
 
 from __future__ import annotations
 
-import inspect
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import AttentionInterface, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
+from polymux.models.layer_caches import CACHE, FEW, LayerCache, few
+
 Tensor = torch.Tensor
-FEW = "polymux_few"
-# What versions of transformers call a layer's cache.
-CACHE = "cache" if "cache" in inspect.signature(Qwen3DecoderLayer.forward).parameters else "past_key_values"
-
-
-class LayerCache(Protocol):
-    """What a layer puts its keys and values into, and which ones it sees then."""
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]: ...
-
-
-class Few:
-    """The cache of one layer for a few positions, known beforehand, one of which is computed at a time."""
-
-    def __init__(self, keys: Tensor, values: Tensor, at: Tensor) -> None:
-        """keys, values (rows, heads, positions, channels); at (1): the position."""
-        self._keys, self._values, self._at = keys, values, at
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        return self._keys.index_copy_(2, self._at, key), self._values.index_copy_(2, self._at, value)
-
-
-def few(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
-    """What layers call: (rows, heads, 1, channels), and (rows, fewer heads, positions, channels), of which a mask
-    (positions) says which are there. As products and sums, which are fused to one kernel where they are compiled."""
-    rows, heads, _, channels = key.shape
-    grouped = query.view(rows, heads, -1, 1, channels).float()
-    scores = (grouped * key[:, :, None].float()).sum(-1) * kwargs["scaling"]
-    shares = scores.masked_fill(~attention_mask, -torch.inf).softmax(-1)
-    made = (shares[..., None] * value[:, :, None].float()).sum(-2)
-    return made.to(query.dtype).view(rows, 1, -1, channels), None
 
 
 class Layers(torch.nn.Module):

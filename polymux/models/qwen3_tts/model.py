@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from polymux.models.drawing import Drawing
 from polymux.models.qwen3_tts.configs import Qwen3TTSConfig, Values
-from polymux.models.qwen3_tts.drawing import Drawing
 from polymux.models.qwen3_tts.prompt import Heard, Prompt, Prompter, Script
 from polymux.models.qwen3_tts.speaker import SpeakerEncoder
 from polymux.models.qwen3_tts.talker import Rows, Talker
@@ -77,7 +77,7 @@ class Qwen3TTSForConditionalGeneration(PreTrainedModel):  # type: ignore[misc]
         """
         heard, kept = self._heard(codec, voice)
         prompt = Prompter(self.talker, self.config).of(Script(**script), heard)
-        how = torch.tensor([[_drawing(drawing[name]).row() for name in ("first", "others")]])
+        how = torch.tensor([[Drawing.of(drawing[name]).row() for name in ("first", "others")]])
         rows = self.talker.row(torch.randint(2**62, (1,)), how)
         return Start(**vars(prompt), rows=rows, kept=kept, most=drawing["most"])
 
@@ -119,14 +119,3 @@ class Qwen3TTSForConditionalGeneration(PreTrainedModel):  # type: ignore[misc]
     def ones(self, count: int) -> Tensor:
         """(1, count)"""
         return torch.ones(1, count, dtype=torch.long)
-
-
-def _drawing(given: Values) -> Drawing:
-    """Of settings as `generate` knows them."""
-    return Drawing(
-        drawn=given["do_sample"],
-        temperature=given["temperature"],
-        top_k=given["top_k"],
-        top_p=given["top_p"],
-        penalty=given.get("repetition_penalty", 1.0),
-    )

@@ -13,9 +13,10 @@ import torch
 from torch.nn.functional import embedding, linear
 from transformers.activations import ACT2FN
 
+from polymux.models.drawing import COLUMNS, draw, penalised
+from polymux.models.layer_caches import FEW, LayerCache, one_by_one
 from polymux.models.qwen3_tts.configs import Values, decoder_config
-from polymux.models.qwen3_tts.drawing import COLUMNS, draw, penalised
-from polymux.models.qwen3_tts.layers import CACHE, FEW, Few, LayerCache, Layers
+from polymux.models.qwen3_tts.layers import Layers
 
 Tensor = torch.Tensor
 SPECIAL = 1024  # codes at the end of the vocabulary that are no sound
@@ -71,25 +72,6 @@ class PredictorLayers(Layers):
         """What the code of this number embeds to."""
         return self.codec_embedding[number].get_parameter("weight")
 
-    def frame(self, rows: int, positions: int, like: Tensor) -> Callable[[Tensor, int], Tensor]:
-        """The layers for one frame: from (rows, 1, channels) at a position, in their order, to (rows, channels), which
-        are not normed."""
-        config = self.config
-        shape = (rows, config.num_key_value_heads, positions, config.head_dim)
-        kept = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in self.layers]
-        every = torch.arange(positions, device=like.device)
-        cosines, sines = self.rotary_emb(like, every[None])
-
-        def run(hidden: Tensor, position: int) -> Tensor:
-            at = every[position : position + 1]
-            angles = (cosines[:, position, None], sines[:, position, None])
-            for layer, (keys, values) in zip(self.layers, kept, strict=True):
-                around = {"position_embeddings": angles, CACHE: Few(keys, values, at)}
-                hidden = layer(hidden, attention_mask=every <= at, **around)
-            return hidden[:, 0]
-
-        return run
-
 
 class CodePredictor(torch.nn.Module):
     """Writes the other codes of a frame, one after the other."""
@@ -107,7 +89,7 @@ class CodePredictor(torch.nn.Module):
     def write(self, rows: Rows, first: Tensor) -> tuple[Tensor, Tensor]:
         """Codes (rows, groups - 1), and the sum of what all codes of the frame embed to. `first` (rows, 1, channels):
         what the first code embeds to."""
-        frame = self.model.frame(len(first), len(self.lm_head) + 1, rows.state)
+        frame = one_by_one(self.model, len(first), len(self.lm_head) + 1, rows.state)
         frame(self.small_to_mtp_projection(rows.state), 0)
         number, how = (rows.frame - 1) * (len(self.lm_head) + 1), rows.how[:, 1]
         new, total, codes = first, first, []
@@ -191,6 +173,10 @@ class Talker(torch.nn.Module):
         first = embedding(rows.code[:, None], self.model.codec_embedding.weight)
         others, total = self.code_predictor.write(rows, first)
         return torch.cat([rows.code[:, None], others], dim=1), total
+
+    def verdict(self, codes: list[int]) -> tuple[bool, bool]:
+        """Every frame is a sound; the end is a first code."""
+        return True, codes[-1] == self.end
 
     def first(self, state: Tensor, rows: Rows) -> Rows:
         """Draws the first code of the next frame, which is a sound or the end, from a state (rows, 1, channels)."""

@@ -5,8 +5,6 @@ Keys and values of these are kept from part to part, always as many; those from 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
@@ -15,9 +13,9 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeRotaryEmbedding,
 )
 
-from polymux.models.qwen3_tts.causal import Memory
+from polymux.models.layer_caches import CACHE, Window
+from polymux.models.memory import Memory
 from polymux.models.qwen3_tts.configs import Values
-from polymux.models.qwen3_tts.layers import CACHE
 
 Tensor = torch.Tensor
 _LAYERS = (
@@ -34,19 +32,6 @@ _LAYERS = (
     "sliding_window",
     "layer_scale_initial_scale",
 )
-
-
-class _Window:
-    """As a layer knows a cache: its keys and values come behind those that are kept."""
-
-    def __init__(self, memory: Memory, count: int) -> None:
-        self._memory, self._count = memory, count
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        return self._with(key), self._with(value)
-
-    def _with(self, x: Tensor) -> Tensor:
-        return self._memory.before(x.transpose(2, 3), self._count).transpose(2, 3)
 
 
 class WindowLayers(torch.nn.Module):
@@ -78,7 +63,7 @@ class WindowLayers(torch.nn.Module):
         hidden = self.input_proj(x)
         angles = self.rotary_emb(hidden, positions)
         for layer in self.layers:
-            cache = _Window(memory, self.window)
+            cache = Window(memory, self.window)
             around = {"position_embeddings": angles, "position_ids": positions, CACHE: cache}
             hidden = layer(hidden, attention_mask=mask[:, None], **around)
         made: Tensor = self.output_proj(self.norm(hidden))

@@ -78,9 +78,10 @@ def test_answers(tiny_checkpoint: Callable[..., Path], compiled: Callable[[], No
     engine.close()
 
 
-def test_frames(tiny_checkpoint: Callable[..., Path], compiled: Callable[[], None]) -> None:
-    config = EngineConfig.from_flat(model=str(tiny_checkpoint("qwen3-tts")), max_num_seqs=5)
-    sampling = SamplingParams(max_new_tokens=9, seed=2)
+@pytest.mark.parametrize(("name", "written"), [("qwen3-tts", 9), ("csm", 8)])
+def test_frames(tiny_checkpoint: Callable[..., Path], compiled: Callable[[], None], name: str, written: int) -> None:
+    config = EngineConfig.from_flat(model=str(tiny_checkpoint(name)), max_num_seqs=5)
+    sampling = SamplingParams(max_new_tokens=written, seed=2, temperature=0.9)
     plain = load_speaking(config)
     wanted = made(plain, sampling)
     plain.close()
@@ -88,11 +89,11 @@ def test_frames(tiny_checkpoint: Callable[..., Path], compiled: Callable[[], Non
     engine = load_speaking(config)
     assert isinstance(engine, FrameEngine)
     for heard, said in zip(made(engine, sampling), wanted, strict=True):
-        for name, parts in said.items():
-            assert np.abs(np.concatenate(heard[name]) - np.concatenate(parts)).max() <= 1e-4
-    talker = engine.loaded.parts.model.talker
-    for layer in (*talker.model.layers, *talker.code_predictor.model.layers):
-        assert isinstance(layer.forward, partial), "it may be compiled"
+        for request, parts in said.items():
+            assert np.abs(np.concatenate(heard[request]) - np.concatenate(parts)).max() <= 1e-4
+    for decoder in engine._writer.decoders:
+        for layer in decoder.get_submodule("layers").children():
+            assert isinstance(layer.forward, partial), "it may be compiled"
     graphs = counters["stats"]["unique_graphs"]
     assert graphs == 8, "of two kinds of layers and two ways to draw, for a single row and for all other numbers"
     assert not counters["graph_break"]

@@ -6,7 +6,9 @@ and is made where it is used. Without noise it is the likeliest code.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -28,6 +30,17 @@ class Drawing:
     top_k: int = 0  # 0: all
     top_p: float = 1.0
     penalty: float = 1.0  # of codes that were drawn before
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Drawing:
+        """Of settings as `generate` of transformers names them."""
+        return cls(
+            drawn=given["do_sample"],
+            temperature=given["temperature"],
+            top_k=given["top_k"],
+            top_p=given["top_p"],
+            penalty=given.get("repetition_penalty", 1.0),
+        )
 
     def row(self) -> list[float]:
         chosen = [self.temperature, float(self.top_k or 2**20), self.top_p] if self.drawn else [1.0, 1.0, 1.0]
