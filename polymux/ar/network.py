@@ -65,9 +65,10 @@ def _values(settings: dict[str, Any]) -> Iterator[Any]:
 
 
 class Network:
-    """`model` belongs to it from now on: its attention finds keys and values in the cache alone."""
+    """`model` belongs to it from now on: its attention finds keys and values in the cache alone. `ranks`: among so many
+    its heads are divided, and what is here is the part of one."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, ranks: int = 1) -> None:
         register()
         self._model = model
         model.set_attn_implementation(IMPLEMENTATION)
@@ -75,7 +76,7 @@ class Network:
         heads = config.num_attention_heads
         channels = getattr(config, "head_dim", None) or config.hidden_size // heads
         kept = getattr(config, "num_key_value_heads", None) or heads
-        self.shape = Shape(config.num_hidden_layers, kept, channels, model.dtype)
+        self.shape = Shape(config.num_hidden_layers, max(kept // ranks, 1), channels, model.dtype)
         self.vocabulary = int(config.vocab_size)
         self.device: torch.device = model.device
 

@@ -15,6 +15,7 @@ from polymux.ar.masks import Masks, masks_of
 from polymux.ar.network import Network
 from polymux.ar.paged_cache import PagedCache
 from polymux.ar.prompt_batch import Ints, lay_out
+from polymux.ar.ranks import Lead
 from polymux.ar.sampler import Sampler
 from polymux.ar.scheduler import Piece, Plan
 from polymux.ar.sequence import Sequence
@@ -39,19 +40,24 @@ class Flight:
 
 
 class Runner:
-    def __init__(self, network: Network, cache: PagedCache, graphs: Graphs) -> None:
-        self._network, self._cache = network, cache
+    def __init__(self, network: Network, cache: PagedCache, graphs: Graphs, lead: Lead | None = None) -> None:
+        """`lead`: through it other ranks do the same."""
+        self._network, self._cache, self._lead = network, cache, lead
         self._sampler = Sampler(cache.rows, network.vocabulary, cache.device)
-        self._steps = StepGraphs(network, cache, self._sampler.last, graphs)
+        self._steps = StepGraphs(network, cache, self._sampler.last, graphs, needed=lead is not None)
         self._on_gpu = cache.device.type == "cuda"
 
     def prepare(self) -> None:
         """Do what takes long, before anybody waits for it."""
+        if self._lead is not None:
+            self._lead.prepare()
         self._steps.prepare()
 
     def launch(self, plan: Plan) -> Flight:
         """What goes on and what begins are runs of their own: one of them is always the same graph."""
         flight = Flight(plan, [], [], None)
+        if self._lead is not None:
+            self._lead.begin(plan, self._cache)
         if plan.decodes:
             self._choose(flight, self._decode(plan.decodes), plan.decodes)
         if plan.pieces:
@@ -67,6 +73,8 @@ class Runner:
         rows = self._upload(np.array([s.row for s in sequences], dtype=np.int64))
         masks = masks_of(sequences, flight.unheld)  # while the device computes the logits
         tokens = self._sampler.choose(logits, sequences, rows, self._on_device(masks))
+        if self._lead is not None:
+            self._lead.share(tokens)
         if self._on_gpu:
             host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
             tokens = host.copy_(tokens, non_blocking=True)

@@ -16,6 +16,7 @@ import torch
 
 from polymux.ar.network import Network
 from polymux.ar.paged_cache import PagedCache, Steps
+from polymux.errors import ConfigError
 
 log = getLogger(__name__)
 
@@ -48,10 +49,13 @@ class _Size:
 
 
 class StepGraphs:
-    """`last` (rows): the token that each row goes on with. Mode `padded`: all that graphs need, and none."""
+    """`last` (rows): the token that each row goes on with. Mode `padded`: all that graphs need, and none. `needed`:
+    what cannot be captured is an error, since others have captured it, and will not wait."""
 
-    def __init__(self, network: Network, cache: PagedCache, last: torch.Tensor, mode: Graphs) -> None:
-        self._cache, self._last, self._mode = cache, last, mode
+    def __init__(
+        self, network: Network, cache: PagedCache, last: torch.Tensor, mode: Graphs, needed: bool = False
+    ) -> None:
+        self._cache, self._last, self._mode, self._needed = cache, last, mode, needed
         self._network: Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor] = (
             network.compiled if mode == "compiled" else network
         )
@@ -74,6 +78,9 @@ class StepGraphs:
             for size in reversed(self.sizes):
                 self._size(size)
         except RuntimeError as error:  # what a device or its libraries say to a capture
+            if self._needed:
+                what = f"steps of several ranks cannot be captured (--decode-graphs off): {error}"
+                raise ConfigError(what, param="decode_graphs") from error
             log.warning("steps are not captured, and run kernel by kernel: %s", str(error).partition("\n")[0])
             self._captures, self._mode = False, "off"
             self._sizes.clear()

@@ -13,11 +13,13 @@ import torch
 from polymux.ar.blocks import BlockPool
 from polymux.ar.network import Network
 from polymux.ar.paged_cache import PagedCache, Room, Shape
+from polymux.ar.ranks import Accord
 from polymux.ar.runner import Runner
 from polymux.ar.scheduler import Scheduler
 from polymux.ar.step_graphs import Graphs
 from polymux.config import EngineConfig
 from polymux.decoding_config import GIB, SHARE_OF_THE_GPU, TOKENS_OF_A_STEP, DecodingConfig
+from polymux.engine.ar_company import Company
 from polymux.errors import ConfigError
 from polymux.memory.measure import release
 
@@ -35,27 +37,44 @@ class ArState:
     handle: int  # of the cache
 
     @classmethod
-    def make(cls, config: EngineConfig, network: Network, handle: int | None, context: int | None) -> ArState:
+    def make(
+        cls,
+        config: EngineConfig,
+        network: Network,
+        handle: int | None,
+        context: int | None,
+        company: Company | None = None,
+    ) -> ArState:
         """`handle`: of the network's last cache. `context`: the most tokens of a sequence, where the model knows.
-        Raises ConfigError if there is no room."""
-        settings, rows = config.decoding, config.scheduler.max_num_seqs
-        size = settings.block_size or BLOCK
-        count = block_count(settings, network.shape, size, rows, context, network.device)
+        `company`: other ranks. Raises ConfigError if there is no room."""
+        settings = config.decoding
+        cache = cache_of(config, network, handle, context, Accord(company.group if company else None))
         caching = settings.enable_prefix_caching is not False
-        pool = BlockPool(count, size, caching)
-        longest = min(count * size, context or count * size)
-        cache = PagedCache(network.shape, Room(count, size, rows, longest), network.device, handle)
+        pool = BlockPool(cache.blocks, cache.block_size, caching)
         budget = settings.max_num_batched_tokens or TOKENS_OF_A_STEP
-        scheduler = Scheduler(pool, rows, budget, chunked=settings.enable_chunked_prefill is not False)
+        scheduler = Scheduler(pool, cache.rows, budget, chunked=settings.enable_chunked_prefill is not False)
         graphs = graphs_of(settings, network.device)
-        gib = network.shape.token_bytes * size * count / GIB
-        log.info("%d blocks of %d tokens for keys and values (%.2f GiB); graphs: %s", count, size, gib, graphs)
-        return cls(pool, scheduler, Runner(network, cache, graphs), cache.handle)
+        runner = Runner(network, cache, graphs, company.lead if company else None)
+        return cls(pool, scheduler, runner, cache.handle)
 
     @property
     def tokens(self) -> int:
         """That the cache has room for."""
         return self.pool.count * self.pool.block_size
+
+
+def cache_of(
+    config: EngineConfig, network: Network, handle: int | None, context: int | None, accord: Accord
+) -> PagedCache:
+    """As large as there is room for, on the rank that has the least. Raises ConfigError if there is none."""
+    settings, rows = config.decoding, config.scheduler.max_num_seqs
+    size, shape, device = settings.block_size or BLOCK, network.shape, network.device
+    count = accord.least(accord.all(lambda: block_count(settings, shape, size, rows, context, device)))
+    longest = min(count * size, context or count * size)
+    cache = accord.all(lambda: PagedCache(shape, Room(count, size, rows, longest), device, handle))
+    graphs, gib = graphs_of(settings, device), shape.token_bytes * size * count / GIB
+    log.info("%d blocks of %d tokens for keys and values (%.2f GiB); graphs: %s", count, size, gib, graphs)
+    return cache
 
 
 def graphs_of(settings: DecodingConfig, device: torch.device) -> Graphs:
