@@ -141,10 +141,13 @@ def follow(end: socket.socket, make: MakeRank | None = None) -> int:
 
 def _following(config: EngineConfig, rank: int, link: Link[ToRank]) -> Rank:
     with many_imports():
-        from polymux.engine.ranks import following  # torch
+        from polymux.engine.ranks import following, following_answers  # torch
+        from polymux.loading import model_class_in, resolve
 
     keep_imported()
-    return following(config, rank, link)
+    if model_class_in(resolve(config.model)) is not None:
+        return following_answers(config, rank, link)
+    return Follower(link, following(config, rank, link))
 
 
 if __name__ == "__main__":

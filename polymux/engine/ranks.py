@@ -25,7 +25,6 @@ from polymux.engine.base import StageEngine
 from polymux.engine.device import resolve_device
 from polymux.engine.diffusion_engine import DiffusionEngine
 from polymux.engine.executor import Executor
-from polymux.engine.follower import Follower, Rank
 from polymux.engine.followers import Followers, GiveUp
 from polymux.engine.led_scheduler import FollowScheduler, LeadScheduler
 from polymux.engine.no_outputs import NoOutputs
@@ -68,25 +67,34 @@ def _leading_answers(own: EngineConfig, store: Store, followers: Followers) -> A
     return ArExecutor(engine, followers)
 
 
-def following(config: EngineConfig, rank: int, link: Link[ToRank]) -> Rank:
+def following(config: EngineConfig, rank: int, link: Link[ToRank]) -> DiffusionEngine:
     """Another rank. Raises CheckpointError, ConfigError."""
     own = _of_rank(config, rank)
-    meet = link.receive()
-    if not isinstance(meet, Meet):
-        raise TypeError(f"{type(meet).__name__} in place of Meet")
-    store = TCPStore(meet.host, meet.port, config.parallel.world_size, is_master=False)
-    if model_class_in(resolve(config.model)) is not None:
-        transformers_logging.set_verbosity_error()
-        device = prepare_device(own)
-        group = Mesh.join(own.parallel, rank, store, device).world
-        return ArFollower(link, ArRank(own, device, group))
+    store = _meeting(config, link)
     engine, _ = _load(own, rank, store)
     if engine.split is not None:
         engine.split.give_up = partial(_leave, link)
     engine.scheduler = FollowScheduler(link)
     engine.outputs.close()
     engine.outputs = NoOutputs(config.process.output_chunk_bytes)
-    return Follower(link, engine)
+    return engine
+
+
+def following_answers(config: EngineConfig, rank: int, link: Link[ToRank]) -> ArFollower:
+    """Another rank of a language model. Raises CheckpointError, ConfigError."""
+    own = _of_rank(config, rank)
+    store = _meeting(config, link)
+    transformers_logging.set_verbosity_error()
+    device = prepare_device(own)
+    return ArFollower(link, ArRank(own, device, Mesh.join(own.parallel, rank, store, device).world))
+
+
+def _meeting(config: EngineConfig, link: Link[ToRank]) -> Store:
+    """Where the ranks find each other, as rank 0 says."""
+    meet = link.receive()
+    if not isinstance(meet, Meet):
+        raise TypeError(f"{type(meet).__name__} in place of Meet")
+    return TCPStore(meet.host, meet.port, config.parallel.world_size, is_master=False)
 
 
 def _leave(link: Link[ToRank], error: PolymuxError) -> None:
