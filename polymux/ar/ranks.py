@@ -42,14 +42,14 @@ class Accord:
         return int(told)
 
     def all(self, work: Callable[[], T]) -> T:
-        """Work that all ranks do, or none: raises what it raised here, and OutOfMemoryError if it did elsewhere."""
+        """Work that all ranks do, or none: raises what it raised here, OutOfMemoryError where it did not."""
         try:
             made = work()
         except Exception:
             self.least(0)
             raise
         if not self.least(1):
-            raise OutOfMemoryError("another rank had no room for its part")
+            raise OutOfMemoryError("another rank could not do its part")
         return made
 
 
