@@ -21,7 +21,7 @@ from polymux.parallel.tensor import shard_tensor
 
 _LAYERS = {"colwise": "column", "rowwise": "row"}
 _HEAD = {"colwise_gather_output", "colwise_rep"}  # divided, and whole again for whoever reads its result
-_WHOLE = {"replicated_with_grad_allreduce"}
+_OTHERS = {"replicated_with_grad_allreduce", "embedding_rowwise"}  # whole; and what goes with the head
 _KEPT = ("k_proj", "v_proj")  # what makes keys and values
 
 
@@ -91,7 +91,7 @@ def _plan(model: Any) -> tuple[Cut, ...]:
     kind, prefix = type(model), model.base_model_prefix
     theirs = {f"{prefix}.{layer}": style for layer, style in (model.config.base_model_tp_plan or {}).items()}
     for layer, style in theirs.items():
-        if style not in _LAYERS and style not in _WHOLE:
+        if style not in _LAYERS and style not in _OTHERS:
             raise _refusal(f"{layer}: transformers' style {style!r} is not known here")
     if not theirs:
         raise _refusal(f"nothing says how the layers of {kind.__name__} are divided")
