@@ -50,7 +50,7 @@ ODD: dict[
     "LlamaForCausalLM": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     "MistralForCausalLM": {"tie_word_embeddings": False, "vocab_size": VOCABULARY + 1},
 }
-WAYS = {2: ("plain", "all"), 4: ("all",)}  # by the number of ranks
+WAYS = {2: ("plain", "all"), 4: ("padded-and-ahead",)}  # by the number of ranks
 ROUNDED = "Qwen3ForCausalLM"  # the class that is tried in 16 bits, too, where ranks may not agree to the last bit
 DRAWN = Drawing(temperature=1.3, top_k=20, top_p=0.9, seed=7, frequency_penalty=0.4, repetition_penalty=1.2)
 
