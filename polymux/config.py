@@ -256,8 +256,8 @@ class EngineConfig:
             self._check_ray()
         memory = self.memory
         sparse = AttentionConfig.of(self.attention.diffusion_attention_config).is_sparse
-        others = vars(memory) | vars(self.caches) | vars(self.adapters) | vars(self.quantization)
-        self.parallel.check_beside(others | {"diffusion_attention_config": sparse})
+        others = vars(memory) | vars(self.caches) | vars(self.adapters) | vars(self.quantization) | vars(self.scheduler)
+        self.parallel.check_beside(others | self.decoding.alone | {"diffusion_attention_config": sparse})
         if memory.dlo_use_allgather and self.parallel.world_size == 1:
             what = "--dlo-use-allgather: one rank has nobody to gather from; it needs --cfg-parallel-size, "
             raise ConfigError(f"{what}--ulysses-degree or --ring-degree", param="dlo_use_allgather")

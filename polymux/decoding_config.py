@@ -73,3 +73,8 @@ class DecodingConfig(Checked):
         if self.kv_cache_memory_bytes is not None and self.gpu_memory_utilization is not None:
             what = "--kv-cache-memory-bytes and --gpu-memory-utilization exclude each other: both say how large it is"
             raise ConfigError(what, param="kv_cache_memory_bytes")
+
+    @property
+    def alone(self) -> dict[str, bool]:
+        """The knobs whose values act on one rank only."""
+        return {"decoding": self.decoding == "generate", "decode_graphs": self.decode_graphs == "compiled"}

@@ -33,6 +33,8 @@ _REFUSED: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("tensor_parallel_size", "use_hsdp"), _PACKED, "packed weights are not divided"),
     (DEGREES, ("diffusion_attention_config",), "block-sparse attention looks at whole sequences and all heads"),
     (("tensor_parallel_size",), ("use_hsdp",), "each of them divides the weights"),
+    (DEGREES, ("merge_decoding", "decoding"), "with several ranks answers are decoded paged"),
+    (DEGREES, ("decode_graphs",), "steps of several ranks are captured as they are, plain, or not at all"),
 )
 
 
@@ -47,7 +49,9 @@ class DiffusionParallelConfig(Checked):
     ring_degree: int = knob(
         1, "ranks that share the tokens of each step, and in attention pass keys on", minimum=1, alias="--ring"
     )
-    tensor_parallel_size: int = knob(1, "ranks that share every layer of the denoisers", minimum=1)
+    tensor_parallel_size: int = knob(
+        1, "ranks that share every layer of the denoisers, or of a language model", minimum=1
+    )
     use_hsdp: bool = knob(False, "each rank keeps a part of every block of the denoisers, and gathers it to compute it")
     hsdp_shard_size: int = knob(-1, "ranks among which blocks are shared out; -1: all", minimum=-1)
     hsdp_replicate_size: int = knob(1, "groups of such ranks, each with all of the weights", minimum=1)

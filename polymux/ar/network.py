@@ -80,10 +80,12 @@ class Made(NamedTuple):
 
 
 class Network:
-    """`model` belongs to it from now on: its attention finds keys and values in the cache alone."""
+    """`model` belongs to it from now on: its attention finds keys and values in the cache alone. `ranks`: among so many
+    its heads are divided, and what is here is the part of one."""
 
-    def __init__(self, model: Any, layer: int | None = None) -> None:
-        """`layer`: the one to listen to, in the numbers of `hidden_states`, of which -1 is what logits are made of."""
+    def __init__(self, model: Any, layer: int | None = None, ranks: int = 1) -> None:
+        """`layer`: the one to listen to, in the numbers of `hidden_states`, of which -1 is what logits are made of.
+        `ranks`: among so many its heads are divided, and what is here is the part of one."""
         self._decoder, self._head = model.get_decoder(), model.get_output_embeddings()
         register(self._decoder)
         self._decoder.set_attn_implementation(IMPLEMENTATION)  # its own: what sees and hears beside it looks otherwise
@@ -94,7 +96,7 @@ class Network:
         heads = config.num_attention_heads
         channels = getattr(config, "head_dim", None) or config.hidden_size // heads
         kept = getattr(config, "num_key_value_heads", None) or heads
-        self.shape = Shape(config.num_hidden_layers, kept, channels, model.dtype)
+        self.shape = Shape(config.num_hidden_layers, max(kept // ranks, 1), channels, model.dtype)
         self.vocabulary = int(config.vocab_size)
         self.device: torch.device = model.device
 

@@ -116,7 +116,7 @@ class PagedCache:
 
     def __init__(self, shape: Shape, room: Room, device: torch.device, handle: int | None = None) -> None:
         """`handle`: of a cache that is gone, and was known by this number."""
-        self.block_size, self.rows, self.device = room.block_size, room.rows, device
+        self.blocks, self.block_size, self.rows, self.device = room.blocks, room.block_size, room.rows, device
         size = (room.blocks + 1, room.block_size, shape.heads, shape.channels)  # with the block that is nobody's
         self.table = torch.full(  # the last row is nobody's
             (room.rows + 1, -(-room.context // room.block_size)), TRASH, dtype=torch.int32, device=device

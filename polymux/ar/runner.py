@@ -16,6 +16,7 @@ from polymux.ar.masks import Masks, masks_of
 from polymux.ar.network import Made, Network
 from polymux.ar.paged_cache import PagedCache
 from polymux.ar.prompt_batch import lay_out
+from polymux.ar.ranks import Lead
 from polymux.ar.sampler import Sampler
 from polymux.ar.scheduler import Piece, Plan
 from polymux.ar.sequence import Sequence
@@ -57,19 +58,25 @@ class Flight:
 
 
 class Runner:
-    def __init__(self, network: Network, cache: PagedCache, graphs: Graphs) -> None:
-        self._network, self._cache = network, cache
+    def __init__(self, network: Network, cache: PagedCache, graphs: Graphs, lead: Lead | None = None) -> None:
+        """`lead`: through it other ranks do the same."""
+        self._network, self._cache, self._lead = network, cache, lead
         self._sampler = Sampler(cache.rows, network.vocabulary, cache.device)
-        self._steps = StepGraphs(network, cache, self._sampler.last, graphs, network.read if network.listens else None)
+        read = network.read if network.listens else None
+        self._steps = StepGraphs(network, cache, self._sampler.last, graphs, read, needed=lead is not None)
         self._on_gpu = cache.device.type == "cuda"
 
     def prepare(self) -> None:
         """Do what takes long, before anybody waits for it."""
+        if self._lead is not None:
+            self._lead.prepare()
         self._steps.prepare()
 
     def launch(self, plan: Plan) -> Flight:
         """What goes on and what begins are runs of their own: one of them is always the same graph."""
         flight = Flight(plan, [], [], None)
+        if self._lead is not None:
+            self._lead.begin(plan, self._cache)
         if plan.decodes:
             self._choose(flight, self._decode(plan.decodes), plan.decodes)
             self._hear(flight, [(s, s.computed - 1, 1) for s in plan.decodes], self._steps.states)
@@ -94,6 +101,8 @@ class Runner:
         rows = self._upload(np.array([s.row for s in sequences], dtype=np.int64))
         masks = masks_of(sequences, flight.unheld)  # while the device computes the logits
         tokens = self._sampler.choose(logits, sequences, rows, self._on_device(masks))
+        if self._lead is not None:
+            self._lead.share(tokens)
         flight.sequences += sequences
         flight.chosen.append(self._to_host(tokens))
 

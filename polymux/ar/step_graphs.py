@@ -17,6 +17,7 @@ import torch
 
 from polymux.ar.layers import CompiledLayers
 from polymux.ar.paged_cache import PagedCache, Steps
+from polymux.errors import ConfigError
 
 log = getLogger(__name__)
 
@@ -66,10 +67,17 @@ class StepGraphs:
     the last run, to be used before the next one; if the network is listened to."""
 
     def __init__(
-        self, network: Stepped, cache: PagedCache, last: torch.Tensor, mode: Graphs, read: Read | None = None
+        self,
+        network: Stepped,
+        cache: PagedCache,
+        last: torch.Tensor,
+        mode: Graphs,
+        read: Read | None = None,
+        needed: bool = False,
     ) -> None:
-        """`read`: the same as the network, and states beside logits; None: nobody wants them."""
-        self._cache, self._last, self._mode = cache, last, mode
+        """`read`: the same as the network, and states beside logits; None: nobody wants them. `needed`: what cannot be
+        captured is an error, since others have captured it, and will not wait."""
+        self._cache, self._last, self._mode, self._needed = cache, last, mode, needed
         self._network, self._read = network, read
         self.states: torch.Tensor | None = None
         self._sizes: dict[int, _Size] = {}
@@ -129,6 +137,9 @@ class StepGraphs:
                 return
             except RuntimeError as error:  # what a compiler, a device or its libraries say to it
                 what = str(error).strip().partition("\n")[0]
+                if self._needed:
+                    message = f"steps of several ranks cannot be captured (--decode-graphs off): {what}"
+                    raise ConfigError(message, param="decode_graphs") from error
                 if self._mode == "compiled":
                     log.warning("layers are not compiled: %s", what)
                     self._mode = "plain"

@@ -7,6 +7,7 @@ import logging
 import shutil
 
 import torch
+import torch.distributed as dist
 
 from polymux.ar.network import refusal
 from polymux.config import EngineConfig
@@ -23,9 +24,19 @@ from polymux.engine.session_engine import prepare_device
 from polymux.engine.think_engine import ThinkEngine
 from polymux.errors import ConfigError
 from polymux.families.chat import ChatFamily
+from polymux.families.divisible import DIVIDES
 from polymux.knobs import check_unchanged
 
 log = logging.getLogger(__name__)
+
+
+def load_divided(config: EngineConfig, device: torch.device, group: dist.ProcessGroup) -> GenerateModel:
+    """This rank's part of a model whose answers go on together. Raises CheckpointError, ConfigError."""
+    model = GenerateModel.load(config, device, group)
+    why = unpaged(config, model)
+    if why is not None:
+        raise ConfigError(f"{config.parallel.describe()}: this model runs on one rank: {why}", param=DIVIDES)
+    return model
 
 
 def load_answering(config: EngineConfig) -> StageEngine:

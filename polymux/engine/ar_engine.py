@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from polymux.ar.features import Features
 from polymux.ar.network import Network
+from polymux.ar.ranks import Accord
 from polymux.ar.runner import Flight
 from polymux.ar.scheduler import Plan
 from polymux.ar.sequence import Sequence
@@ -23,6 +24,7 @@ from polymux.config import EngineConfig
 from polymux.diffusion.run_log import RunLog
 from polymux.diffusion.timing import Elapsed, Stopwatch
 from polymux.diffusion.tracebacks import drop_frames
+from polymux.engine.ar_company import Company
 from polymux.engine.ar_job import ArJob, fitted, sequence_of
 from polymux.engine.ar_media import read
 from polymux.engine.ar_state import ArState
@@ -57,10 +59,18 @@ class ArEngine:
     """Implements `engine.base.StageEngine`."""
 
     def __init__(
-        self, config: EngineConfig, model: GenerateModel, device: torch.device, ahead: bool | None = None
+        self,
+        config: EngineConfig,
+        model: GenerateModel,
+        device: torch.device,
+        ahead: bool | None = None,
+        company: Company | None = None,
     ) -> None:
-        """`ahead`: launch a step before the tokens of the one before are known (default: on a GPU)."""
+        """`ahead`: launch a step before the tokens of the one before are known (default: on a GPU). `company`: the
+        other ranks, where the model is divided."""
         assert isinstance(model.family, ChatFamily)
+        self._company = company
+        self._accord = Accord(company.group if company else None)
         self._config, self._device, self._family = config, device, model.family
         self._ahead = device.type == "cuda" if ahead is None else ahead
         self._asleep = 0  # the level
@@ -165,10 +175,15 @@ class ArEngine:
         run_first_that_works(self, [Request(request_id="warm-up", prompt=words, sampling=self._family.warmup)])
         self._state.scheduler.forget()
 
-    def sleep(self, level: int) -> int:
-        """As the other engines do. Raises ConfigError, with everything in place, if it cannot."""
+    def check_idle(self) -> None:
+        """Raises NotReadyError if there is nothing that could be put to sleep."""
         if self.busy or self._asleep or self._model is None:
             raise NotReadyError("the engine is busy" if self.busy else f"the engine sleeps, at level {self._asleep}")
+
+    def sleep(self, level: int) -> int:
+        """As the other engines do. Raises ConfigError, with everything in place, if it cannot."""
+        self.check_idle()
+        assert self._model is not None
         before = used_bytes(self._device)
         if level == 1:
             self._model.sleep()
@@ -185,10 +200,12 @@ class ArEngine:
         try:
             if self._asleep == 1:
                 assert self._model is not None and self._network is not None
-                self._model.wake(self._device)
-                self._open(self._model, self._network)
+                model, network = self._model, self._network
+                self._accord.all(lambda: model.wake(self._device))
+                self._open(model, network)
             elif self._asleep == 2:
-                self._take_in(GenerateModel.load(self._config, self._device))
+                group = self._company.group if self._company else None
+                self._take_in(self._accord.all(lambda: GenerateModel.load(self._config, self._device, group)))
         except torch.OutOfMemoryError as error:
             release(self._device)
             raise OutOfMemoryError(f"there is no room to wake up: {error}") from None
@@ -210,7 +227,7 @@ class ArEngine:
         for component in model.components:
             if id(component.module) in inside:
                 component.detach()
-        self._network = Network(writer, adapter.layer(model.parts))
+        self._network = Network(writer, adapter.layer(model.parts), self._config.parallel.tensor_parallel_size)
         self._open(model, self._network)
 
     @torch.no_grad()
@@ -218,7 +235,7 @@ class ArEngine:
         """Its weights are in place: make room for what it reads."""
         context = self._family.adapter.context(model.parts)
         self._model = model
-        self._state = ArState.make(self._config, network, self._handle, context)
+        self._state = ArState.make(self._config, network, self._handle, context, self._company)
         self._handle = self._state.handle
         if self._warm:
             self._state.runner.prepare()
@@ -353,7 +370,10 @@ class ArEngine:
         self._events.append(job.finished())
 
     def _fall(self, state: ArState, plan: Plan, error: Exception) -> None:
-        """A step has failed, and what it was to write is not there."""
+        """A step has failed, and what it was to write is not there. With other ranks it is the end of all: they may
+        wait in the middle of it for what will not come."""
+        if self._company is not None:
+            raise error
         state.pool.forget()
         problem = as_polymux_error(error, drop_frames(error), computing=True)
         for sequence in (*plan.decodes, *(piece.sequence for piece in plan.pieces)):

@@ -15,11 +15,13 @@ from polymux.ar.blocks import BlockPool
 from polymux.ar.frames import FrameBatch, FrameWriter, shape_of
 from polymux.ar.network import Network
 from polymux.ar.paged_cache import PagedCache, Room, Shape
+from polymux.ar.ranks import Accord
 from polymux.ar.runner import Runner
 from polymux.ar.scheduler import Scheduler
 from polymux.ar.step_graphs import Graphs
 from polymux.config import EngineConfig, use_compile_cache
 from polymux.decoding_config import GIB, SHARE_BESIDE_SPEECH, SHARE_OF_THE_GPU, TOKENS_OF_A_STEP, DecodingConfig
+from polymux.engine.ar_company import Company
 from polymux.errors import ConfigError
 from polymux.memory.measure import release
 
@@ -58,22 +60,25 @@ class ArState:
     handle: int  # of the cache
 
     @classmethod
-    def make(cls, config: EngineConfig, network: Network, handle: int | None, context: int | None) -> ArState:
+    def make(
+        cls,
+        config: EngineConfig,
+        network: Network,
+        handle: int | None,
+        context: int | None,
+        company: Company | None = None,
+    ) -> ArState:
         """`handle`: of the network's last cache. `context`: the most tokens of a sequence, where the model knows.
-        Raises ConfigError if there is no room."""
-        settings, rows = config.decoding, config.scheduler.max_num_seqs
-        size = settings.block_size or BLOCK
-        count = block_count(settings, network, size, rows, context)
+        `company`: other ranks. Raises ConfigError if there is no room."""
+        settings = config.decoding
+        cache = cache_of(config, network, handle, context, Accord(company.group if company else None))
         caching = settings.enable_prefix_caching is not False
-        pool = BlockPool(count, size, caching)
-        longest = min(count * size, context or count * size)
-        cache = PagedCache(network.shape, Room(count, size, rows, longest), network.device, handle)
+        pool = BlockPool(cache.blocks, cache.block_size, caching)
         budget = settings.max_num_batched_tokens or TOKENS_OF_A_STEP
-        scheduler = Scheduler(pool, rows, budget, chunked=settings.enable_chunked_prefill is not False)
-        graphs = graphs_of(settings, network.device)
-        gib = network.shape.token_bytes * size * count / GIB
-        log.info("%d blocks of %d tokens for keys and values (%.2f GiB); graphs: %s", count, size, gib, graphs)
-        return cls(pool, scheduler, Runner(network, cache, graphs), cache.handle)
+        scheduler = Scheduler(pool, cache.rows, budget, chunked=settings.enable_chunked_prefill is not False)
+        graphs = graphs_of(settings, network.device, config.parallel.tensor_parallel_size)
+        runner = Runner(network, cache, graphs, company.lead if company else None)
+        return cls(pool, scheduler, runner, cache.handle)
 
     @property
     def tokens(self) -> int:
@@ -92,16 +97,33 @@ def new_frame_batch(config: EngineConfig, writer: FrameWriter, device: torch.dev
     return FrameBatch(writer, Room(count, size, rows, min(count * size, context)), device, graphs)
 
 
-def graphs_of(settings: DecodingConfig, device: torch.device) -> Graphs:
-    """Raises ConfigError for what a device cannot do."""
+def cache_of(
+    config: EngineConfig, network: Network, handle: int | None, context: int | None, accord: Accord
+) -> PagedCache:
+    """As large as there is room for, on the rank that has the least. Raises ConfigError if there is none."""
+    settings, rows = config.decoding, config.scheduler.max_num_seqs
+    size, device = settings.block_size or BLOCK, network.device
+    count = accord.least(accord.all(lambda: block_count(settings, network, size, rows, context)))
+    longest = min(count * size, context or count * size)
+    cache = accord.all(lambda: PagedCache(network.shape, Room(count, size, rows, longest), device, handle))
+    gib, ranks = network.shape.token_bytes * size * count / GIB, config.parallel.tensor_parallel_size
+    how = graphs_of(settings, device, ranks)
+    log.info("%d blocks of %d tokens for keys and values (%.2f GiB); graphs: %s", count, size, gib, how)
+    return cache
+
+
+def graphs_of(settings: DecodingConfig, device: torch.device, ranks: int = 1) -> Graphs:
+    """Raises ConfigError for what a device cannot do. What several ranks do together is not compiled."""
     on_gpu = device.type == "cuda"
     match settings.decode_graphs:
         case "compiled" | "plain" as chosen if not on_gpu:
             raise ConfigError(f"decode_graphs={chosen!r}: {device} is no GPU", param="decode_graphs")
         case "plain":
             return "plain"
+        case "auto" if on_gpu and ranks > 1:
+            return "plain"
         case "compiled" | "auto" if on_gpu:
-            log.info("layers are compiled at the first start; kept in %s", use_compile_cache())
+            use_compile_cache()
             return "compiled"
     return "off"
 

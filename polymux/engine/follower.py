@@ -37,7 +37,15 @@ class FollowingEngine(StageEngine, Protocol):
     def forget_warm_up(self) -> None: ...
 
 
-MakeFollowing = Callable[[EngineConfig, int, Link[ToRank]], FollowingEngine]
+class Rank(Protocol):
+    """What a rank is, once it has its model."""
+
+    def run(self) -> None:
+        """Until told to stop. Raises what makes it impossible to go on."""
+        ...
+
+
+MakeRank = Callable[[EngineConfig, int, Link[ToRank]], Rank]
 
 
 class Follower:
@@ -97,7 +105,7 @@ class Leader:
         os._exit(1)
 
 
-def main(arguments: Sequence[str] | None = None, make: MakeFollowing | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, make: MakeRank | None = None) -> int:
     parser = argparse.ArgumentParser(prog="polymux.engine.follower", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="file descriptor of the socket to rank 0")
     fd = parser.parse_args(arguments).fd
@@ -108,7 +116,7 @@ def main(arguments: Sequence[str] | None = None, make: MakeFollowing | None = No
     return follow(socket.socket(fileno=fd), make)
 
 
-def follow(end: socket.socket, make: MakeFollowing | None = None) -> int:
+def follow(end: socket.socket, make: MakeRank | None = None) -> int:
     """Be a rank until told to stop. Returns the exit code."""
     leader = Leader()
     link = Link(end, to_rank, leader.lost)
@@ -121,7 +129,7 @@ def follow(end: socket.socket, make: MakeFollowing | None = None) -> int:
         comm = Path("/proc/self/comm")
         if comm.exists():
             comm.write_text(f"polymux-rank{begin.rank}")
-        Follower(link, (make or _following)(begin.config, begin.rank, link)).run()
+        (make or _following)(begin.config, begin.rank, link).run()
         link.close()
     except Exception as error:  # the border of the process: whatever it was, rank 0 must hear of it
         if not isinstance(error, PolymuxError):
@@ -131,12 +139,15 @@ def follow(end: socket.socket, make: MakeFollowing | None = None) -> int:
     return 0
 
 
-def _following(config: EngineConfig, rank: int, link: Link[ToRank]) -> FollowingEngine:
+def _following(config: EngineConfig, rank: int, link: Link[ToRank]) -> Rank:
     with many_imports():
-        from polymux.engine.ranks import following  # torch
+        from polymux.engine.ranks import following, following_answers  # torch
+        from polymux.loading import model_class_in, resolve
 
     keep_imported()
-    return following(config, rank, link)
+    if model_class_in(resolve(config.model)) is not None:
+        return following_answers(config, rank, link)
+    return Follower(link, following(config, rank, link))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from polymux.config import EngineConfig
 from polymux.diffusion.component import SUBMODULE_DEPTH, Component, Role
@@ -37,9 +38,14 @@ class GenerateModel:
     weights: Residency
 
     @classmethod
-    def load(cls, config: EngineConfig, device: torch.device) -> GenerateModel:
-        """From a checkpoint; without what is another stage's. Raises CheckpointError, ConfigError."""
-        family, parts = load_parts(config, device)
+    def load(cls, config: EngineConfig, device: torch.device, group: dist.ProcessGroup | None = None) -> GenerateModel:
+        """From a checkpoint; without what is another stage's, and with `group` without what other ranks have. Raises
+        CheckpointError, ConfigError."""
+        family, parts = load_parts(config, device, None if group is None else (group.rank(), group.size()))
+        if group is not None:
+            from polymux.parallel.language import shard_language  # diffusers, which one rank does without
+
+            shard_language(parts.model, group)
         return cls.of(family, parts, device, alone=config.stages.split_stages, part=part_of(config, family))
 
     @classmethod

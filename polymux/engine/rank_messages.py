@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from polymux.ar.orders import Prepare, Step
 from polymux.config import EngineConfig
 from polymux.errors import ErrorInfo
 from polymux.messages import Abort, Add, Fatal, Sleep, Stop, WakeUp
@@ -60,7 +61,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     """This process lives."""
 
 
-ToRank = Begin | Meet | Tick | Round | Warm | Sleep | WakeUp | Stop | Beat
+ToRank = Begin | Meet | Tick | Round | Step | Prepare | Warm | Sleep | WakeUp | Stop | Beat
 FromRank = Up | Answer | Fatal | Beat
 
 to_rank = msgspec.msgpack.Decoder(ToRank)

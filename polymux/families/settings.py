@@ -45,9 +45,10 @@ def check_settings(config: EngineConfig, family: GenerateFamily | None) -> None:
         config.compilation,
         config.quantization,
         config.caches,
-        config.parallel,
     ):
         check_unchanged(group, why)
+    if not answers:  # else see `divisible`
+        check_unchanged(config.parallel, why)
     check_unchanged(config.model, why, _OF_PIPELINES)
     check_unchanged(config.scheduler, why, ("max_batched_tokens",))
     if not (family.merge or (isinstance(family, ChatFamily) and family.decoders_merged)):

@@ -22,6 +22,7 @@ from transformers.utils import DummyObject
 from polymux.config import EngineConfig
 from polymux.errors import CheckpointError, ConfigError
 from polymux.families.chat import ChatFamily
+from polymux.families.divisible import check_ranks
 from polymux.families.generate import GenerateFamily, Parts
 from polymux.families.settings import check_settings
 from polymux.importing import many_imports
@@ -42,17 +43,27 @@ _MOST_VOICES = 1000
 _PROCESSOR = "processor_config.json"
 
 
-def load_parts(config: EngineConfig, device: torch.device) -> tuple[GenerateFamily, Parts]:
-    """Load a model and all that belongs to it. Raises CheckpointError, and ConfigError for settings that cannot act."""
+def load_parts(
+    config: EngineConfig, device: torch.device, ranks: tuple[int, int] | None = None
+) -> tuple[GenerateFamily, Parts]:
+    """Load a model and all that belongs to it; `ranks`: only the part of this rank, of so many. Raises CheckpointError,
+    and ConfigError for settings that cannot act."""
     start = time.perf_counter()
     options = parse_options(config.model.diffusers_load_kwargs)
     options.check_names((), "a model of transformers")
     folder = resolve(config.model)
     name, family = declared_model(folder, str(folder))
     check_settings(config, family)
+    check_ranks(config, name)
     dtype = auto_dtype("fp32" if family.precise and config.model.dtype == "auto" else config.model.dtype, device)
     with quiet():
-        model = _whole_or_part(config, family, Part("model", class_named(name), folder), device, dtype, options.flags)
+        part = Part("model", class_named(name), folder)
+        if ranks is None:
+            model = _whole_or_part(config, family, part, device, dtype, options.flags)
+        else:
+            from polymux.loading.sliced import Ranks, load_language_sliced  # diffusers, which one rank does without
+
+            model = load_language_sliced(part, part.weights(options.flags), device, dtype, Ranks(*ranks))
         if config.stages.split_stages:
             beside = _beside_in_name(config, family, folder)
         else:

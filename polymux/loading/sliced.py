@@ -1,12 +1,12 @@
 """A component of which each rank has a part: only that part is read, and no rank ever holds the whole.
 
-For tensor parallelism of diffusers' models from safetensors. Which part it is, `polymux.parallel` says; what is done
-with it is not known here.
+For tensor parallelism of diffusers' models, and of language models of transformers, from safetensors. Which part it is,
+`polymux.parallel` says; what is done with it is not known here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,11 +17,12 @@ from polymux.families.base import UNKNOWN
 from polymux.families.sharding import TensorPlan
 from polymux.loading.component import Part, check_report, load_model, place
 from polymux.loading.dummy import dummy_model
-from polymux.loading.empty import empty_diffusers_model
+from polymux.loading.empty import empty_diffusers_model, empty_language_model
 from polymux.loading.index import read_json
 from polymux.loading.libraries import is_diffusers_model, reading
 from polymux.loading.options import LoadFlags
 from polymux.loading.weights import Weights
+from polymux.parallel.language import language_slices
 from polymux.parallel.plans import tensor_plan
 from polymux.parallel.slices import Slice, slices
 from polymux.parallel.tensor import check_tensor
@@ -60,14 +61,40 @@ def load_sliced(
     return place(part.name, model, device), plan
 
 
-class _Filling:
-    """A model on meta that gets its values."""
+def load_language_sliced(
+    part: Part, weights: Weights, device: torch.device, dtype: torch.dtype, ranks: Ranks
+) -> torch.nn.Module:
+    """This rank's part of a language model: `shard_language` makes one model of the ranks' parts. Raises as above."""
+    who = f"{part.name} ({part.cls.__name__})"
+    if not weights.safetensors or read_json(part.folder / "config.json").get("quantization_config") is not None:
+        what = f"tensor parallelism: {who}: only unquantized safetensors are read in parts"
+        raise ConfigError(what, param="tensor_parallel_size")
+    with reading(f"{weights.main}: {who}"):
+        model = empty_language_model(part.cls, part.folder, dtype)
+    head = model.get_output_embeddings()
+    tied = {f"{path}.weight" for path, module in model.named_modules() if module is head} - weights.tensors.keys()
+    parts = language_slices(model, ranks.rank, ranks.size)
+    _Filling(part, model, dtype, device, tied if model.config.tie_word_embeddings else set()).fill(weights, parts)
+    if tied and model.config.tie_word_embeddings:
+        head.weight = model.get_input_embeddings().weight
+    return place(part.name, model, device)
 
-    def __init__(self, part: Part, model: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+
+class _Filling:
+    """A model on meta that gets its values; `tied`: but for these, which are the same as others."""
+
+    def __init__(
+        self,
+        part: Part,
+        model: torch.nn.Module,
+        dtype: torch.dtype,
+        device: torch.device,
+        tied: Collection[str] = (),
+    ) -> None:
         self._part, self._model, self._dtype, self._device = part, model, dtype, device
         kept = part.cls._keep_in_fp32_modules or ()
         self._in_fp32 = {kept} if isinstance(kept, str) else set(kept)
-        self._wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        self._wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}
 
     def fill(self, weights: Weights, parts: Mapping[str, Slice]) -> None:
         held = {name: entry.shape for name, entry in weights.tensors.items()}

@@ -13,6 +13,7 @@ from typing import Any
 from polymux.config import EngineConfig, ModelConfig, hub_offline
 from polymux.errors import CheckpointError, ConfigError
 from polymux.families import generate_family_of
+from polymux.families.divisible import check_ranks
 from polymux.families.graph import Graph, StageDeclaration
 from polymux.families.settings import check_pipeline, check_settings
 from polymux.loading.index import CLASSIC_INDEX, MODULAR_INDEX
@@ -31,6 +32,14 @@ def graph_of(config: EngineConfig) -> Graph:
         what = f"{name or 'this model'} has one stage only: there is nothing to split"
         raise ConfigError(f"split_stages: {what}", param="split_stages")
     return family.graph
+
+
+def check_divided(config: EngineConfig) -> None:
+    """Raises ConfigError for ranks that a model cannot have, as far as its folder tells what it is."""
+    if config.parallel.changed and Path(config.model.model).expanduser().is_dir():
+        name = _class_of(config.model)
+        if generate_family_of(name) is not None:
+            check_ranks(config, name)
 
 
 def check_model(config: ModelConfig) -> None:

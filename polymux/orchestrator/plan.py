@@ -13,7 +13,7 @@ from polymux.errors import ConfigError
 from polymux.families.graph import Graph
 from polymux.knobs import conflict, flag_of
 from polymux.orchestrator.deploy import GROUPS, OWNERS, Deploy, StageDeploy, deploy_of, refused
-from polymux.orchestrator.graph import check_acts, graph_of
+from polymux.orchestrator.graph import check_acts, check_divided, graph_of
 from polymux.stage_config import ReplicaConfig, StageConfig
 
 OF_WRITERS = ("max_num_seqs", "voice_path")  # one that decodes takes chunk after chunk, of whatever request
@@ -50,6 +50,7 @@ def plan_of(config: EngineConfig) -> tuple[StagePlan, ...]:
     for number, stage in enumerate(stages):
         _check_ranks(stage.config)
         _check_acts(stage.config, deploy.stages.get(number))
+        check_divided(stage.config)
     return stages
 
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -160,7 +160,7 @@ def follow(asked: argparse.Namespace, config: EngineConfig, rank: int, link: Lin
         engine = one(Case(asked.folder, name, flat), mesh, flat, link)
         if engine is not None:
             follower.Follower(link, engine).run()
-    return SimpleNamespace(close=lambda: None)
+    return follower.Follower(link, cast(Any, SimpleNamespace(close=lambda: None)))
 
 
 def one(case: Case, mesh: Mesh, flat: dict[str, Any], link: Link[ToRank]) -> DiffusionEngine | None:

@@ -145,7 +145,7 @@ def test_every_file_of_families_is_in_the_registry() -> None:
     shared = {"polymux.families", "polymux.families.base", "polymux.families.graph"}
     shared |= {"polymux.families.step_caches", "polymux.families.video_tokens", "polymux.families.omni_parts"}
     shared |= {"polymux.families.tool_templates", "polymux.families.omni_reading", "polymux.families.omni_thinking"}
-    shared |= {"polymux.families.settings"}
+    shared |= {"polymux.families.settings", "polymux.families.divisible"}
     files = {m.name for m in modules().values() if m.unit == "families"}
     assert files - shared == set(imports(modules()["polymux.families"])) - shared
 

@@ -34,6 +34,9 @@ OTHERS: dict[str, dict[str, Any]] = {
     "`block_sparse`": {
         "diffusion_attention_config": {"default": {"backend": "TORCH_SDPA", "block_sparse": {"sparsity": 0.5}}}
     },
+    "`--merge-decoding`": {"merge_decoding": True},
+    "`--decoding generate`": {"decoding": "generate"},
+    "`--decode-graphs compiled`": {"decode_graphs": "compiled"},
 }
 RAY = {"worker_backend": "ray"}
 RANKS = {"cfg_parallel_size", "ulysses_degree", "ring_degree", "tensor_parallel_size"}
@@ -90,6 +93,8 @@ def test_the_ranks_are_the_product() -> None:
         ({"ulysses_degree": 99999}, "ulysses_degree", "99999 ranks .*: at most 256 are allowed"),
         ({"cfg_parallel_size": 2, "cache_backend": "first_block"}, "cfg_parallel_size", "--cache-backend exclude"),
         ({"tensor_parallel_size": 2, "lora_path": ("a",)}, "tensor_parallel_size", "--lora-path exclude"),
+        ({"tensor_parallel_size": 2, "decoding": "generate"}, "tensor_parallel_size", "--decoding exclude each other"),
+        ({"tensor_parallel_size": 2, "decode_graphs": "compiled"}, "tensor_parallel_size", "--decode-graphs exclude"),
         ({"ray_address": "auto"}, "ray_address", "only with --worker-backend ray"),
         (RAY | {"ray_address": "ray://a:1"}, "ray_address", "allowed are auto and HOST:PORT"),
         (RAY | {"devices": ("cpu",), "data_parallel_size": 1}, "worker_backend", "Ray chooses the GPUs"),

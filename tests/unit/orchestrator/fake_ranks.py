@@ -68,5 +68,7 @@ def ranks(config: EngineConfig, give_up: GiveUp) -> Executor:
 
 if __name__ == "__main__":
     if FOLLOW in sys.argv:
-        sys.exit(follower.main(sys.argv[2:], lambda config, rank, link: RankEngine(config, rank)))
+        sys.exit(
+            follower.main(sys.argv[2:], lambda config, rank, link: follower.Follower(link, RankEngine(config, rank)))
+        )
     sys.exit(process.main(make_ranks=ranks))
