@@ -80,8 +80,7 @@ class Made(NamedTuple):
 
 
 class Network:
-    """`model` belongs to it from now on: its attention finds keys and values in the cache alone. `ranks`: among so many
-    its heads are divided, and what is here is the part of one."""
+    """`model` belongs to it from now on: its attention finds keys and values in the cache alone."""
 
     def __init__(self, model: Any, layer: int | None = None, ranks: int = 1) -> None:
         """`layer`: the one to listen to, in the numbers of `hidden_states`, of which -1 is what logits are made of.

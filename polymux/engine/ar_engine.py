@@ -69,8 +69,7 @@ class ArEngine:
         """`ahead`: launch a step before the tokens of the one before are known (default: on a GPU). `company`: the
         other ranks, where the model is divided."""
         assert isinstance(model.family, ChatFamily)
-        self._company = company
-        self._accord = Accord(company.group if company else None)
+        self._company, self._accord = company, Accord(company.group if company else None)
         self._config, self._device, self._family = config, device, model.family
         self._ahead = device.type == "cuda" if ahead is None else ahead
         self._asleep = 0  # the level

@@ -75,7 +75,7 @@ class ArRank:
         self._model = load_divided(self._config, self._device, self._group)
         for component in self._model.components:
             component.detach()
-        self._network = Network(self._model.parts.model, self._group.size())
+        self._network = Network(self._model.parts.model, ranks=self._group.size())
 
     def _move_back(self) -> None:
         assert self._model is not None

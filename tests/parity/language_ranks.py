@@ -144,7 +144,7 @@ def part(folder: Path, name: str, dtype: torch.dtype) -> tuple[Network, float]:
     ranks = Ranks(group.rank(), group.size())
     model: Any = load_language_sliced(whole, whole.weights(LoadFlags()), CPU, dtype, ranks)
     shard_language(model, group)
-    return Network(model, group.size()), sum(p.numel() for p in model.parameters())
+    return Network(model, ranks=group.size()), sum(p.numel() for p in model.parameters())
 
 
 def accord() -> None:
