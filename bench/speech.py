@@ -29,7 +29,8 @@ import torch
 import transformers as T
 from report import Clock, Table, save
 
-from polymux.config import EngineConfig
+from polymux import logs
+from polymux.config import EngineConfig, LogConfig
 from polymux.engine.answering import load_speaking
 from polymux.engine.device import resolve_device
 from polymux.engine.generate_engine import GenerateEngine
@@ -235,6 +236,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny checkpoint, for a CPU")
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
+    logs.configure(LogConfig())
     device = resolve_device("auto")
     dtype, clock = auto_dtype("auto", device), Clock(device)
     columns = ("way", "streams", "first audio p50 s", "first audio p95 s", "RTF", "underruns", "x loop")
