@@ -203,6 +203,8 @@ class FrameEngine(GenerateEngine):
             job = sentence.job
             job.steps_done += 1
             job.seconds["denoise"] = job.seconds.get("denoise", 0.0) + seconds
+            self.totals["steps"] += 1  # its session, with which others are counted, has ended
+            self.totals["denoise"] += seconds
             sentence.take(row, self._writer.end)
             if sentence.written:
                 self._leave(sentence)

@@ -125,6 +125,31 @@ def test_a_step_that_fails_is_the_end_of_those_in_it(folder: Path, monkeypatch: 
     engine.close()
 
 
+def test_prompts_that_fail_give_back_their_rows_and_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = loaded(folder, max_num_seqs=1)
+    assert isinstance(engine, FrameEngine)
+    for i in (0, 1):  # more than there are rows
+        with monkeypatch.context() as patch:
+            patch.setattr(type(engine.batch), "_flight", lambda self, *of: torch.zeros(2) @ torch.zeros(3))
+            add(engine, i)
+            _, ends = pieces_of(engine)
+        assert isinstance(ends[str(i)], Failed) and not engine.stats.kv_blocks_used
+    add(engine, 2)
+    assert said(engine)["2"].size
+    engine.close()
+
+
+def test_steps_and_their_time_are_counted_of_the_engine_as_of_the_requests(folder: Path) -> None:
+    engine = loaded(folder)
+    for i in (0, 1):
+        add(engine, i)
+    _, ends = pieces_of(engine)
+    metrics = [end.metrics for end in ends.values() if isinstance(end, Finished)]
+    assert engine.stats.steps == sum(each.steps for each in metrics) > 0
+    assert engine.stats.seconds["denoise"] == pytest.approx(sum(each.denoise for each in metrics))
+    engine.close()
+
+
 def test_what_can_never_fit_is_refused(folder: Path) -> None:
     engine = loaded(folder, kv_cache_memory_bytes=2 * FRAME)
     add(engine, 0, max_new_tokens=500)
