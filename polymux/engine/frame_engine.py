@@ -45,6 +45,16 @@ class _Written:
     elapsed: Elapsed
 
 
+@dataclass
+class _Sounded:
+    part: Part
+    elapsed: Elapsed
+
+    @property
+    def sentences(self) -> list[Sentence]:
+        return self.part.sentences
+
+
 class FrameEngine(GenerateEngine):
     """Implements `engine.base.StageEngine`."""
 
@@ -53,7 +63,7 @@ class FrameEngine(GenerateEngine):
         self._ahead = device.type == "cuda"
         self._waiting: list[Sentence] = []  # for a row
         self._begun: list[Sentence] = []
-        self._launched: deque[_Written | Part] = deque()
+        self._launched: deque[_Written | _Sounded] = deque()
         self._warm = False
         self._batch: FrameBatch | None = None
         self._make_batch()
@@ -135,7 +145,7 @@ class FrameEngine(GenerateEngine):
             count = min(len(group[0].waiting), self.family.framed)
             part = self._try(group, "decode", lambda g=group, n=count: self._part(g, n))  # type: ignore[misc]
             if part is not None:
-                self._launched.append(part[0])
+                self._launched.append(_Sounded(*part))
         return bool(before or self._launched)
 
     def _part(self, sentences: list[Sentence], count: int) -> Part:
@@ -185,9 +195,9 @@ class FrameEngine(GenerateEngine):
         self.runner.log.count(name, "denoise" if phase == "denoise" else "decode", len(sentences), elapsed)
         return made, elapsed
 
-    def _land(self, launched: _Written | Part) -> None:
+    def _land(self, launched: _Written | _Sounded) -> None:
         try:
-            if isinstance(launched, Part):
+            if isinstance(launched, _Sounded):
                 self._heard(launched)
             else:
                 self._take(launched)
@@ -202,21 +212,26 @@ class FrameEngine(GenerateEngine):
                 continue
             job = sentence.job
             job.steps_done += 1
-            job.seconds["denoise"] = job.seconds.get("denoise", 0.0) + seconds
-            self.totals["steps"] += 1  # its session, with which others are counted, has ended
-            self.totals["denoise"] += seconds
+            self.totals["steps"] += 1
+            self._spent(job, "denoise", seconds)
             sentence.take(row, self._writer.end)
             if sentence.written:
                 self._leave(sentence)
             if sentence.over:
                 self._end(sentence)
 
-    def _heard(self, part: Part) -> None:
+    def _spent(self, job: SoundJob, phase: str, seconds: float) -> None:
+        """For a sentence whose session has ended: what a session takes is counted when it ends."""
+        job.seconds[phase] = job.seconds.get(phase, 0.0) + seconds
+        self.totals[phase] += seconds
+
+    def _heard(self, made: _Sounded) -> None:
         """The next part of some sentences' sound. What is to be stretched is heard when it is whole."""
-        for sentence, samples in part.wait():
+        for sentence, samples in made.part.wait():
             sentence.sounding -= 1
             if sentence.left:
                 continue
+            self._spent(sentence.job, "decode", made.elapsed())
             try:
                 sound = sound_of(samples)
             except PolymuxError as error:
