@@ -212,6 +212,7 @@ class FrameEngine(GenerateEngine):
                 continue
             job = sentence.job
             job.steps_done += 1
+            job.phase = "denoise"  # no session says so: without it, the request seems to wait
             self.totals["steps"] += 1
             self._spent(job, "denoise", seconds)
             sentence.take(row, self._writer.end)

@@ -16,7 +16,7 @@ from polymux.engine.frame_engine import FrameEngine
 from polymux.engine.generate_engine import GenerateEngine
 from polymux.errors import ConfigError
 from polymux.prompts import request_of
-from polymux.request import Failed, Finished, SamplingParams
+from polymux.request import Failed, Finished, Progress, SamplingParams
 from tests.parity.sounding import pieces_of
 
 LINES = ["hello there", "a cat and a dog and a fox", "one two three four", "my friend", "what i said"]
@@ -143,6 +143,9 @@ def test_steps_and_their_time_are_counted_of_the_engine_as_of_the_requests(folde
     engine = loaded(folder)
     for i in (0, 1):
         add(engine, i)
+    step(engine, 4)
+    told = [event.phase for event in engine.events if isinstance(event, Progress)]
+    assert "denoise" in told  # they are running, and do not wait
     _, ends = pieces_of(engine)
     metrics = [end.metrics for end in ends.values() if isinstance(end, Finished)]
     assert engine.stats.steps == sum(each.steps for each in metrics) > 0
