@@ -177,7 +177,17 @@ class FrameBatch:
         return len(starts) <= len(self._free) and blocks <= self._pool.free
 
     def begin(self, starts: Many[Start]) -> FrameFlight:
-        """Read their prompts, and draw their first codes. There must be room for each after those before it."""
+        """Read their prompts, and draw their first codes. There must be room for each after those before it. If that
+        fails, none of them has a row."""
+        before = set(self._held)
+        try:
+            return self._read(starts)
+        except Exception:
+            for row in self._held.keys() - before:
+                self.leave(row)
+            raise
+
+    def _read(self, starts: Many[Start]) -> FrameFlight:
         rows = [self._place(start) for start in starts]
         lengths = [start.embeds.shape[1] for start in starts]
         ends = np.cumsum(lengths)

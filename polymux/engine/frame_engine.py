@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from polymux.ar.frames import FrameBatch, FrameFlight
 from polymux.config import EngineConfig
+from polymux.diffusion.call import Phase, Span
 from polymux.diffusion.recording import CudaRecorder
 from polymux.diffusion.session import Session
 from polymux.diffusion.timing import Elapsed, Stopwatch
@@ -28,11 +29,13 @@ from polymux.engine.ar_state import new_frame_batch
 from polymux.engine.failure import as_polymux_error
 from polymux.engine.generate_engine import GenerateEngine, sound_of
 from polymux.engine.generate_model import GenerateModel
+from polymux.engine.job import wants_profile
 from polymux.engine.part_decoder import PartDecoder
 from polymux.engine.sentence import Part, Sentence, due, sounded
 from polymux.engine.sound_job import SoundJob
-from polymux.errors import GenerationError, InvalidRequestError, PolymuxError
+from polymux.errors import InvalidRequestError, PolymuxError, UnusableOutputError
 from polymux.media.tempo import stretch
+from polymux.media.wire import Array
 from polymux.memory.measure import used_bytes
 from polymux.request import Capabilities, StageStats
 
@@ -47,6 +50,16 @@ class _Written:
     elapsed: Elapsed
 
 
+@dataclass
+class _Sounded:
+    part: Part
+    elapsed: Elapsed
+
+    @property
+    def sentences(self) -> list[Sentence]:
+        return self.part.sentences
+
+
 class FrameEngine(GenerateEngine):
     """Implements `engine.base.StageEngine`."""
 
@@ -55,7 +68,7 @@ class FrameEngine(GenerateEngine):
         self._ahead = device.type == "cuda"
         self._waiting: list[Sentence] = []  # for a row
         self._begun: list[Sentence] = []
-        self._launched: deque[_Written | Part] = deque()
+        self._launched: deque[_Written | _Sounded] = deque()
         self._warm = False
         self._batch: FrameBatch | None = None
         self._decoder: PartDecoder | None = None
@@ -145,7 +158,7 @@ class FrameEngine(GenerateEngine):
             count = min(len(group[0].waiting), self.family.framed)
             part = self._try(group, "decode", lambda g=group, n=count: self._part(g, n))  # type: ignore[misc]
             if part is not None:
-                self._launched.append(part[0])
+                self._launched.append(_Sounded(*part))
         return bool(before or self._launched)
 
     def _part(self, sentences: list[Sentence], count: int) -> Part:
@@ -183,7 +196,7 @@ class FrameEngine(GenerateEngine):
             self._launched.append(_Written(made[0], going, made[1]))
 
     def _try(
-        self, sentences: list[Sentence], phase: str, launch: Callable[[], Launched]
+        self, sentences: list[Sentence], phase: Phase, launch: Callable[[], Launched]
     ) -> tuple[Launched, Elapsed] | None:
         watch = Stopwatch(self.device)
         try:
@@ -192,13 +205,16 @@ class FrameEngine(GenerateEngine):
             self._fall(sentences, error)
             return None
         elapsed = watch.stop()
-        name = self.family.components[0] if phase == "denoise" else self.family.decoders[0]
-        self.runner.log.count(name, "denoise" if phase == "denoise" else "decode", len(sentences), elapsed)
+        self.runner.log.count(self._name(phase), phase, len(sentences), elapsed)
         return made, elapsed
 
-    def _land(self, launched: _Written | Part) -> None:
+    def _name(self, phase: Phase) -> str:
+        """Of what runs then."""
+        return self.family.components[0] if phase == "denoise" else self.family.decoders[0]
+
+    def _land(self, launched: _Written | _Sounded) -> None:
         try:
-            if isinstance(launched, Part):
+            if isinstance(launched, _Sounded):
                 self._heard(launched)
             else:
                 self._take(launched)
@@ -207,36 +223,51 @@ class FrameEngine(GenerateEngine):
 
     def _take(self, written: _Written) -> None:
         """The codes of a step are there."""
-        codes, seconds = written.flight.wait(), written.elapsed()
+        codes = written.flight.wait()
         for sentence, row in zip(written.sentences, codes, strict=True):
             if sentence.left or sentence.written:
                 continue
             job = sentence.job
-            job.steps_done += len(row) > 1 or sentence.counts_prompt
-            job.seconds["denoise"] = job.seconds.get("denoise", 0.0) + seconds
+            steps = int(len(row) > 1 or sentence.counts_prompt)
+            job.steps_done += steps
+            self.totals["steps"] += steps
+            job.phase = "denoise"  # no session says so: without it, the request seems to wait
+            self._spent(sentence, "denoise", written.elapsed, len(codes))
             sentence.take(row, self._writer.verdict(row))
             if sentence.written:
                 self._leave(sentence)
             if sentence.over:
                 self._end(sentence)
 
-    def _heard(self, part: Part) -> None:
-        """The next part of some sentences' sound. What is to be stretched is heard when it is whole."""
-        for sentence, samples in part.wait():
+    def _spent(self, sentence: Sentence, phase: Phase, elapsed: Elapsed, company: int) -> None:
+        """In a run for so many sentences, by one whose session has ended: what a session takes is counted then."""
+        job, seconds = sentence.job, elapsed()
+        job.seconds[phase] = job.seconds.get(phase, 0.0) + seconds
+        self.totals[phase] += seconds
+        if wants_profile(job.request):
+            step = max(job.steps_done - 1, 0) if phase == "denoise" else None
+            job.spans.append(Span(self._name(phase), phase, step, elapsed, company, 1))
+
+    def _heard(self, made: _Sounded) -> None:
+        """The next part of some sentences' sound."""
+        for sentence, samples in made.part.wait():
             sentence.sounding -= 1
             if sentence.left:
                 continue
+            self._spent(sentence, "decode", made.elapsed, len(made.sentences))
             try:
-                sound = sound_of(samples)
-            except PolymuxError as error:
-                self._fail(sentence.job, error)
-                continue
-            if sentence.job.params.speed in (None, 1.0):
-                self._hear(sentence.job, sentence.index, sound)
-            else:
-                sentence.sounds.append(sound)
-            if sentence.over:
-                self._end(sentence)
+                self._take_sound(sentence, sound_of(samples))
+            except Exception as error:  # of what this one's sound is, or of what is made of it
+                self._fall([sentence], error)
+
+    def _take_sound(self, sentence: Sentence, sound: Array) -> None:
+        """What is to be stretched is heard when it is whole."""
+        if sentence.job.params.speed in (None, 1.0):
+            self._hear(sentence.job, sentence.index, sound)
+        else:
+            sentence.sounds.append(sound)
+        if sentence.over:
+            self._end(sentence)
 
     def _end(self, sentence: Sentence) -> None:
         """It is written, and its sound is there."""
@@ -247,7 +278,7 @@ class FrameEngine(GenerateEngine):
             self._hear(job, sentence.index, stretch(np.concatenate(sentence.sounds, axis=1), rate, float(speed or 1.0)))
         if not sentence.heard:
             what = f"sentence {sentence.index + 1} came to its end before there was a sound: another seed may"
-            self._fail(job, GenerationError(what))
+            self._fail(job, UnusableOutputError(what))
         elif not self._cut_off(job, sentence.index, (job.calls[sentence.index].steps or 0) - sentence.left_over):
             self._made(job, sentence.index, None)
 

@@ -16,7 +16,7 @@ from polymux.engine.frame_engine import FrameEngine
 from polymux.engine.generate_engine import GenerateEngine
 from polymux.errors import ConfigError
 from polymux.prompts import request_of
-from polymux.request import Failed, Finished, SamplingParams
+from polymux.request import Failed, Finished, Progress, SamplingParams
 from tests.parity.sounding import pieces_of
 
 LINES = ["hello there", "a cat and a dog and a fox", "one two three four", "my friend", "what i said"]
@@ -125,6 +125,35 @@ def test_a_step_that_fails_is_the_end_of_those_in_it(folder: Path, monkeypatch: 
     engine.close()
 
 
+def test_prompts_that_fail_give_back_their_rows_and_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = loaded(folder, max_num_seqs=1)
+    assert isinstance(engine, FrameEngine)
+    for i in (0, 1):  # more than there are rows
+        with monkeypatch.context() as patch:
+            patch.setattr(type(engine.batch), "_flight", lambda self, *of: torch.zeros(2) @ torch.zeros(3))
+            add(engine, i)
+            _, ends = pieces_of(engine)
+        assert isinstance(ends[str(i)], Failed) and not engine.stats.kv_blocks_used
+    add(engine, 2)
+    assert said(engine)["2"].size
+    engine.close()
+
+
+def test_steps_and_their_time_are_counted_of_the_engine_as_of_the_requests(folder: Path) -> None:
+    engine = loaded(folder)
+    for i in (0, 1):
+        add(engine, i)
+    step(engine, 4)
+    told = [event.phase for event in engine.events if isinstance(event, Progress)]
+    assert "denoise" in told  # they are running, and do not wait
+    _, ends = pieces_of(engine)
+    metrics = [end.metrics for end in ends.values() if isinstance(end, Finished)]
+    assert engine.stats.steps == sum(each.steps for each in metrics) > 0
+    for phase in ("denoise", "decode"):
+        assert engine.stats.seconds[phase] == pytest.approx(sum(getattr(each, phase) for each in metrics)) != 0
+    engine.close()
+
+
 def test_what_can_never_fit_is_refused(folder: Path) -> None:
     engine = loaded(folder, kv_cache_memory_bytes=2 * FRAME)
     add(engine, 0, max_new_tokens=500)
@@ -150,3 +179,35 @@ def test_settings_that_cannot_act_are_refused(folder: Path, flat: dict[str, Any]
     with pytest.raises(ConfigError) as error:
         loaded(folder, **flat)
     assert error.value.param == field
+
+
+def test_a_profile_says_what_ran_for_a_request(folder: Path) -> None:
+    engine = loaded(folder)
+    add(engine, 0, profile=True)
+    add(engine, 1)
+    _, ends = pieces_of(engine)
+    first, other = ends["0"], ends["1"]
+    assert isinstance(first, Finished) and isinstance(other, Finished)
+    assert other.profile is None and first.profile is not None
+    by_name = {(part.component, part.phase): part for part in first.profile.components}
+    assert by_name.keys() == {("talker", "denoise"), ("speech_tokenizer", "decode")}
+    talker = by_name["talker", "denoise"]
+    assert talker.runs == first.metrics.steps == len(first.profile.steps)
+    assert 0 < talker.share < talker.seconds, "a run is shared with the other request"
+    engine.close()
+
+
+def test_a_sound_that_cannot_be_stretched_is_the_end_of_its_own_request(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: Any) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr("polymux.engine.frame_engine.stretch", fails)
+    engine = loaded(folder)
+    add(engine, 0, speed=2.0, seed=0)
+    add(engine, 0 + 1)
+    _, ends = pieces_of(engine)
+    assert isinstance(ends["0"], Failed) and isinstance(ends["1"], Finished)
+    assert not engine.busy and not engine.stats.kv_blocks_used
+    engine.close()
