@@ -125,6 +125,22 @@ def test_a_step_that_fails_is_the_end_of_those_in_it(folder: Path, monkeypatch: 
     engine.close()
 
 
+def test_a_prompt_that_cannot_be_read_leaves_no_row_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a row nor blocks, so that the next request has room."""
+    engine = loaded(folder, max_num_seqs=1)
+    assert isinstance(engine, FrameEngine)
+    add(engine, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._writer, "first", lambda state, rows: torch.zeros(2) @ torch.zeros(3))
+        _, ends = pieces_of(engine)
+    assert isinstance(ends["0"], Failed) and "the model failed" in ends["0"].error.message
+    assert not engine.stats.kv_blocks_used
+    add(engine, 1)
+    _, ends = pieces_of(engine)
+    assert isinstance(ends["1"], Finished)
+    engine.close()
+
+
 def test_what_can_never_fit_is_refused(folder: Path) -> None:
     engine = loaded(folder, kv_cache_memory_bytes=2 * FRAME)
     add(engine, 0, max_new_tokens=500)
