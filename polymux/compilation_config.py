@@ -75,7 +75,10 @@ class CompilationConfig(Checked):
         super().__post_init__()
         if self.enforce_eager and self._describes_blocks:
             raise conflict("enforce_eager", "compilation_config", "one says not to compile, the other how to")
-        _ = self.settings
+        if self.settings.cudagraphs == "auto" and self.enforce_eager:
+            _check_absent(
+                self.compilation_config or {}, _OF_GRAPHS, "does not act with enforce_eager, without cudagraphs"
+            )
 
     @property
     def _describes_blocks(self) -> bool:

@@ -131,10 +131,10 @@ class _Network:
         self.trails[row] = count
         if grows := not len(self.trailing) or self.trailing.shape[1] < count:
             room = 1 << max(count - 1, 0).bit_length()  # and so seldom again
-            old, self.after = self.trailing, start.after[0].clone()
-            self.trailing = start.embeds.new_zeros(len(self.trails), room, channels)
-            if len(old):
-                self.trailing[:, : old.shape[1]] = old
+            made = start.embeds.new_zeros(len(self.trails), room, channels)
+            if len(self.trailing):
+                made[:, : self.trailing.shape[1]] = self.trailing
+            self.trailing, self.after = made, start.after[0].clone()
         self.trailing[row, :count] = start.trailing[0]
         return grows
 
@@ -177,18 +177,21 @@ class FrameBatch:
         return len(starts) <= len(self._free) and blocks <= self._pool.free
 
     def begin(self, starts: Many[Start]) -> FrameFlight:
-        """Read their prompts, and draw their first codes. There must be room for each after those before it. If that
-        fails, none of them has a row."""
-        before = set(self._held)
+        """Read their prompts, and draw their first codes. There must be room for each after those before it. What is
+        raised leaves no row taken."""
+        rows = [self._place(start) for start in starts]
         try:
-            return self._read(starts)
+            return self._read(rows, starts)
         except Exception:
-            for row in self._held.keys() - before:
+            for row in rows:
                 self.leave(row)
             raise
 
-    def _read(self, starts: Many[Start]) -> FrameFlight:
-        rows = [self._place(start) for start in starts]
+    def _read(self, rows: list[int], starts: Many[Start]) -> FrameFlight:
+        for row, start in zip(rows, starts, strict=True):
+            self._cache.table[row, : len(self._held[row])] = self._upload(np.array(self._held[row])).int()
+            if self._network.begin(row, start):
+                self._steps = self._new_steps()  # what is recorded reads what has been there
         lengths = [start.embeds.shape[1] for start in starts]
         ends = np.cumsum(lengths)
         wholes: dict[int, list[Span]] = defaultdict(list)
@@ -225,11 +228,8 @@ class FrameBatch:
 
     def _place(self, start: Start) -> int:
         row = self._free.pop()
-        blocks = self._held[row] = [self._pool.take() for _ in range(self._pool.blocks_for(self._length(start)))]
+        self._held[row] = [self._pool.take() for _ in range(self._pool.blocks_for(self._length(start)))]
         self._position[row] = start.embeds.shape[1]
-        self._cache.table[row, : len(blocks)] = self._upload(np.array(blocks)).int()
-        if self._network.begin(row, start):
-            self._steps = self._new_steps()  # what is recorded reads what has been there
         return row
 
     def _new_steps(self) -> StepGraphs:

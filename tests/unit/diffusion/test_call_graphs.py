@@ -459,6 +459,13 @@ def test_what_is_refused(config: dict[str, Any], said: str) -> None:
     assert said in str(refused.value) and refused.value.param == "compilation_config"
 
 
+def test_limits_of_graphs_that_there_are_not() -> None:
+    with pytest.raises(ConfigError, match="cudagraph_max_gib does not act with enforce_eager") as refused:
+        CompilationConfig(enforce_eager=True, compilation_config={"cudagraph_max_gib": 1})
+    assert refused.value.param == "compilation_config"
+    CompilationConfig(enforce_eager=True, compilation_config={"cudagraphs": True, "cudagraph_max_gib": 1})
+
+
 def test_asked_for_in_vain() -> None:
     with pytest.raises(ConfigError, match="cudagraphs: transformer: a CPU has none") as refused:
         small_engine(None, compilation_config={"cudagraphs": True})
