@@ -18,6 +18,7 @@ import torch
 
 from polymux.ar.attention import IMPLEMENTATION, register
 from polymux.ar.blocks import BlockPool
+from polymux.ar.crossing import Landing, to_device, to_host
 from polymux.ar.features import Ints
 from polymux.ar.layers import CompiledLayers
 from polymux.ar.paged_cache import PagedCache, Room, Shape, Stretches
@@ -79,11 +80,10 @@ class FrameFlight:
 
     rows: list[int]
     codes: Tensor
-    landed: torch.cuda.Event | None
+    landed: Landing
 
     def wait(self) -> list[list[int]]:
-        if self.landed is not None:
-            self.landed.synchronize()
+        self.landed.wait()
         written: list[list[int]] = self.codes.tolist()
         return written
 
@@ -155,7 +155,6 @@ class FrameBatch:
         self._free = list(range(room.rows))
         self._held: dict[int, list[int]] = {}  # blocks by row
         self._position: dict[int, int] = {}
-        self._on_gpu = device.type == "cuda"
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -237,17 +236,10 @@ class FrameBatch:
         return StepGraphs(self._network, self._cache, rows, self.graphs)
 
     def _flight(self, rows: list[int], codes: Tensor) -> FrameFlight:
-        if not self._on_gpu:
-            return FrameFlight(rows, codes, None)
-        host = torch.empty(codes.shape, dtype=codes.dtype, pin_memory=True)
-        host.copy_(codes, non_blocking=True)
-        landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        landed.record()
-        return FrameFlight(rows, host, landed)
+        return FrameFlight(rows, to_host(codes), Landing(self._cache.device))
 
     def _upload(self, values: Ints) -> Tensor:
-        made = torch.from_numpy(values)
-        return made.pin_memory().to(self._cache.device, non_blocking=True) if self._on_gpu else made
+        return to_device(values, self._cache.device)
 
 
 def shape_of(writer: FrameWriter) -> Shape:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from polymux.ar.crossing import to_device
 from polymux.ar.features import Ints
 from polymux.ar.network import Network
 from polymux.ar.orders import Begun, Prepare, Step
@@ -106,8 +107,7 @@ class FollowingRunner:
         return [piece.row for piece in pieces if piece.chooses]
 
     def _upload(self, values: Ints) -> torch.Tensor:
-        made, device = torch.from_numpy(values), self._cache.device
-        return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
+        return to_device(values, self._cache.device)
 
 
 def step_of(plan: Plan, cache: PagedCache) -> Step:

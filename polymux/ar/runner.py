@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from polymux.ar.crossing import Landing, to_device, to_host
 from polymux.ar.features import Ints, together
 from polymux.ar.masks import Masks, masks_of
 from polymux.ar.network import Made, Network
@@ -41,14 +42,14 @@ class Flight:
     plan: Plan
     sequences: list[Sequence]
     chosen: list[torch.Tensor]  # on the host
-    landed: torch.cuda.Event | None
+    landed: Landing | None = None
     unheld: dict[Sequence, Exception] = field(default_factory=dict)  # whose constraint has failed: their token is void
     heard: list[tuple[list[Stretch], torch.Tensor]] = field(default_factory=list)  # on the host
 
     def tokens(self) -> list[int]:
         """Waits for the device. Who is listened to has the states, too, from then on."""
         if self.landed is not None:
-            self.landed.synchronize()
+            self.landed.wait()
         for stretches, states in self.heard:
             for one in stretches:
                 assert one.sequence.heard is not None
@@ -64,7 +65,6 @@ class Runner:
         self._sampler = Sampler(cache.rows, network.vocabulary, cache.device)
         read = network.read if network.listens else None
         self._steps = StepGraphs(network, cache, self._sampler.last, graphs, read, needed=lead is not None)
-        self._on_gpu = cache.device.type == "cuda"
 
     def prepare(self) -> None:
         """Do what takes long, before anybody waits for it."""
@@ -74,7 +74,7 @@ class Runner:
 
     def launch(self, plan: Plan) -> Flight:
         """What goes on and what begins are runs of their own: one of them is always the same graph."""
-        flight = Flight(plan, [], [], None)
+        flight = Flight(plan, [], [])
         if self._lead is not None:
             self._lead.begin(plan, self._cache)
         if plan.decodes:
@@ -85,9 +85,7 @@ class Runner:
             self._hear(flight, [(p.sequence, p.start, p.end - p.start) for p in plan.pieces], states)
             if ending:
                 self._choose(flight, logits, ending)
-        if self._on_gpu:
-            flight.landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            flight.landed.record()
+        flight.landed = Landing(self._cache.device)
         return flight
 
     def embedded(self, sequence: Sequence, count: int) -> torch.Tensor:
@@ -104,7 +102,7 @@ class Runner:
         if self._lead is not None:
             self._lead.share(tokens)
         flight.sequences += sequences
-        flight.chosen.append(self._to_host(tokens))
+        flight.chosen.append(to_host(tokens))
 
     def _hear(self, flight: Flight, batch: Many[tuple[Sequence, int, int]], states: torch.Tensor | None) -> None:
         """`batch`: the tokens that were computed, in their order: from which one on, and how many, of each sequence."""
@@ -119,13 +117,7 @@ class Runner:
                 at.append(np.arange(begin, begin + count))
                 kept += count
             begin += count
-        flight.heard.append((wanted, self._to_host(states[self._upload(np.concatenate(at))])))
-
-    def _to_host(self, made: torch.Tensor) -> torch.Tensor:
-        if not self._on_gpu:
-            return made
-        host = torch.empty(made.shape, dtype=made.dtype, pin_memory=True)
-        return host.copy_(made, non_blocking=True)
+        flight.heard.append((wanted, to_host(states[self._upload(np.concatenate(at))])))
 
     def _decode(self, sequences: Many[Sequence]) -> torch.Tensor:
         positions = [s.computed - 1 for s in sequences]
@@ -148,11 +140,7 @@ class Runner:
         return made, batch.ending
 
     def _on_device(self, masks: Masks | None) -> Masks | None:
-        if masks is None or not self._on_gpu:
-            return masks
-        at, allowed = (one.pin_memory().to(self._cache.device, non_blocking=True) for one in (masks.at, masks.allowed))
-        return Masks(at, allowed)
+        return None if masks is None else Masks(self._upload(masks.at), self._upload(masks.allowed))
 
-    def _upload(self, values: Ints) -> torch.Tensor:
-        made = torch.from_numpy(values)
-        return made.pin_memory().to(self._cache.device, non_blocking=True) if self._on_gpu else made
+    def _upload(self, values: Ints | torch.Tensor) -> torch.Tensor:
+        return to_device(values, self._cache.device)

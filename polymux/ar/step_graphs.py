@@ -27,6 +27,11 @@ WARM = 2  # runs before a capture
 STAGES = 3  # of buffers on the host: what is copied to the device is not overwritten before it has got there
 
 
+def sizes_of(most: int) -> list[int]:
+    """Of batches that are recorded: 1, 2, 4, ... and `most`."""
+    return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
+
+
 class Stepped(Protocol):
     """A network, as a step runs it: tokens and their positions to a row of numbers for each."""
 
@@ -87,8 +92,7 @@ class StepGraphs:
     @property
     def sizes(self) -> list[int]:
         """That batches are filled up to."""
-        most = self._cache.rows
-        return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
+        return sizes_of(self._cache.rows)
 
     def prepare(self) -> None:
         """Capture all sizes: the largest first, in whose memory the others have room."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from polymux.ar.step_graphs import sizes_of
 from polymux.diffusion.recording import Arguments, Recorder, Recording
 from polymux.diffusion.rehearsal import NotRecordable
 
@@ -26,11 +27,12 @@ class PartDecoder:
 
     def __init__(self, decode: Decode, most: tuple[int, int, int], recorder: Recorder | None) -> None:
         self._decode, self._most, self._recorder = decode, most, recorder
+        self._sizes = sizes_of(most[0])
         self._recordings: dict[tuple[int, bool], Recording] = {}  # by rows, and whether something was kept
 
     def __call__(self, codes: Tensor, kept: Kept) -> tuple[Tensor, Kept]:
         rows, _, frames = codes.shape
-        size = next((n for n in self._sizes if n >= rows), 0)
+        size = next(n for n in self._sizes if n >= rows)
         recording = self._recordings.get((size, bool(kept))) if frames == self._most[2] else None
         if recording is None:
             return self._decode(codes, kept)
@@ -52,11 +54,6 @@ class PartDecoder:
             log.warning("the codec is not recorded, and runs kernel by kernel: %s", str(error).partition("\n")[0])
             self._recordings.clear()
             self._recorder = None
-
-    @property
-    def _sizes(self) -> list[int]:
-        rows = self._most[0]
-        return [*(1 << i for i in range(rows.bit_length()) if 1 << i < rows), rows]
 
     def _plain(self, arguments: Arguments) -> tuple[Tensor, Kept]:
         return self._decode(arguments["codes"], arguments["kept"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from polymux.ar.crossing import Landing, to_device, to_host
 from polymux.ar.frames import Start
 from polymux.engine.part_decoder import Decode
 from polymux.engine.sound_job import SoundJob
@@ -70,12 +71,11 @@ class Part:
 
     sentences: list[Sentence]
     samples: torch.Tensor
-    landed: torch.cuda.Event | None
+    landed: Landing
 
     def wait(self) -> Iterator[tuple[Sentence, torch.Tensor]]:
         """The samples (samples) of each."""
-        if self.landed is not None:
-            self.landed.synchronize()
+        self.landed.wait()
         yield from zip(self.sentences, self.samples[:, 0], strict=True)
 
 
@@ -92,19 +92,11 @@ def due(sentences: Iterable[Sentence], count: int) -> list[list[Sentence]]:
 def sounded(decode: Decode, sentences: list[Sentence], count: int, device: torch.device) -> Part:
     """Their next `count` frames, or fewer, which are as many in each."""
     frames = [sentence.waiting[:count] for sentence in sentences]
-    codes = torch.tensor(frames).transpose(1, 2)
-    if device.type == "cuda":
-        codes = codes.contiguous().pin_memory().to(device, non_blocking=True)
+    codes = to_device(torch.tensor(frames).transpose(1, 2), device)
     kept = tuple(torch.cat(each) for each in zip(*(s.kept for s in sentences), strict=True))
     samples, now = decode(codes, kept)
     for i, sentence in enumerate(sentences):
         sentence.waiting = sentence.waiting[count:]
         sentence.kept = tuple(each[i : i + 1] for each in now)
         sentence.sounding += 1
-    if device.type != "cuda":
-        return Part(sentences, samples.float(), None)
-    host = torch.empty(samples.shape, pin_memory=True)
-    host.copy_(samples, non_blocking=True)
-    landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    landed.record()
-    return Part(sentences, host, landed)
+    return Part(sentences, to_host(samples.float()), Landing(device))

@@ -49,8 +49,8 @@ def plan_of(config: EngineConfig) -> tuple[StagePlan, ...]:
     stages = tuple(_stage(general, graph, number, deploy.stages.get(number)) for number in numbers)
     for number, stage in enumerate(stages):
         _check_ranks(stage.config)
-        _check_acts(stage.config, deploy.stages.get(number))
         check_divided(stage.config)
+        _check_acts(stage.config, deploy.stages.get(number))
     return stages
 
 
