@@ -11,7 +11,8 @@ from typing import Any
 from polymux.tools import Tool, ToolCall
 
 _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+# One space or line break on each side is none of the value: so many may stand there when calls are held to schemas.
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\s?(.*?)\s?</parameter>", re.DOTALL)
 _DECODER = json.JSONDecoder()
 
 

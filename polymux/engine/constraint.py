@@ -141,6 +141,8 @@ def _tag(written: WrittenCall, tool: Tool) -> dict[str, Any]:
     """A call of a tool, where all is written like this."""
     schema = tool.parameters if tool.parameters is not None else {"type": "object", "properties": {}}
     content = json_form(schema) | {"style": written.style}
+    if written.style != "json":  # a value has no quotes there, so what stands around it could be taken for a part of it
+        content["max_whitespace_cnt"] = 1
     return {
         "type": "tag",
         "begin": f"{written.before}{tool.name}{written.named}",

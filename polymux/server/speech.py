@@ -61,7 +61,9 @@ def routes(state: ServerState) -> APIRouter:
             how = _streaming(body)
             params = await within(request, speech_params(state, body, can))
             if body.profile and how is not None:
-                raise InvalidRequestError("profile=true: a stream has none; leave stream out", param="profile")
+                raise InvalidRequestError(
+                    "profile=true: a stream has none; leave stream and stream_format out", param="profile"
+                )
             params = replace(params, profile=bool(body.profile))
         if how is not None:  # the headers, which tell it, go out before the model's process has told one
             params = replace(params, seed=seed_of(params.seed, can))

@@ -197,6 +197,21 @@ def test_calls_in_other_formats(tokenizer: Any, format: CallFormat, look: str, g
     assert fits(grammars.calls(strict, [end]), tokenizer.encode("Well."), end)
 
 
+@pytest.mark.parametrize("schema", [{"enum": ["Oslo", "Rom"]}, {"const": "Oslo"}, {"type": "string", "maxLength": 4}])
+def test_what_stands_around_a_value_without_quotes_is_no_part_of_it(tokenizer: Any, schema: dict[str, Any]) -> None:
+    grammars, end = Grammars(tokenizer, len(tokenizer) + 7, "function_xml"), tokenizer.eos_token_id
+    tool = Tool("look", None, {"type": "object", "properties": {"city": schema}, "required": ["city"]})
+    constraint = ToolUse((tool,), "required")
+    written = {}
+    for value in ("Oslo", "\nOslo\n", " Oslo\n", "Oslo ", "\n\nOslo", "  Oslo", "\nOslo \n"):
+        text = f"<tool_call>\n<function=look>\n<parameter=city>{value}</parameter>\n</function>\n</tool_call>"
+        if fits(grammars.calls(constraint, [end]), tokenizer.encode(text), end):
+            (call,) = calls_in(text, "function_xml", (tool,))[1]
+            written[value] = json.loads(call.arguments)["city"]
+    assert {"Oslo", "\nOslo\n"} <= written.keys()
+    assert set(written.values()) == {"Oslo"}
+
+
 def test_tokens_may_be_taken_back(grammars: Grammars, tokenizer: Any) -> None:
     end = tokenizer.eos_token_id
     constraint = grammars.json({"type": "array", "items": {"type": "integer"}}, [end])
